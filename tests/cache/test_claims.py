@@ -5,20 +5,16 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from forked import needs_fork
-from interpreter import run_python
+from forked import fork_python, needs_fork
 
 from fastexchange.ground import disk_cache
 from fastexchange.ground.disk_cache import CacheFolder
 from fastexchange.ground.numba_internals import global_compiler_lock
-from fastexchange.ground.shipped import shipped_code
 
 pytestmark = needs_fork
 
@@ -45,17 +41,32 @@ def holder(folder: CacheFolder, name: str = "name", key: str = "key"):
         os._exit(0)
     assert os.read(holds, 1) == b"1"
 
+    ordered = []
+
     def order(what: str) -> None:
+        ordered.append(what)
         os.write(tell, what.encode())
 
     try:
         yield order
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        if not ordered:
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         for each in (told, tell, holds, says):
             os.close(each)
+
+
+@contextlib.contextmanager
+def soon(act):
+    """Meanwhile, something is done by a signal's handler."""
+    before = signal.signal(signal.SIGALRM, lambda *_: act())
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def claim_of(folder: CacheFolder, key: str = "key"):
@@ -67,30 +78,31 @@ def left(folder: CacheFolder) -> list[str]:
     return sorted(path.name for path in folder.path.iterdir() if path.name.endswith(".tmp"))
 
 
+def file_of_a_claim(folder: CacheFolder) -> Path:
+    """The file of a claim that this process has."""
+    (name,) = left(folder)
+    return folder.path / name
+
+
 def test_a_claim_leaves_no_file(folder):
     claim = claim_of(folder)
     assert len(left(folder)) == 1
     assert folder.save("name", "key", 3)
-    claim.release(True)
-    claim.release(True)
+    claim.release(True), claim.release(True)
     assert left(folder) == [] and folder.load("name", "key") == 3 and not disk_cache._claims
     assert folder.contents() == (1, folder.contents().size, [])
 
 
 def test_who_waits_loads_what_the_other_has_made(folder):
+    """Another entry is not waited for."""
     with holder(folder) as order:
+        claim_of(folder, "another").release(False), folder.claim("another", "key").release(False)
         order("s")
         claim = claim_of(folder)
         assert folder.load("name", "key") == "made"
         if claim is not None:
             claim.release(True)
     assert left(folder) == []
-
-
-def test_another_entry_is_not_waited_for(folder):
-    with holder(folder):
-        claim_of(folder, "another").release(False)
-        folder.claim("another", "key").release(False)
 
 
 @pytest.mark.parametrize("order_first", [True, False])
@@ -100,10 +112,8 @@ def test_a_holder_that_is_killed(folder, order_first, monkeypatch):
         if order_first:
             order("d")
             time.sleep(0.05)
-        else:
-            signal.signal(signal.SIGALRM, lambda *_: order("d"))
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-        claim = claim_of(folder)
+        with soon(lambda: order("d")):
+            claim = claim_of(folder)
     assert claim is not None and folder.load("name", "key") is None and len(left(folder)) == 1
     claim.release(False)
     assert left(folder) == []
@@ -112,26 +122,23 @@ def test_a_holder_that_is_killed(folder, order_first, monkeypatch):
 def test_what_could_not_be_kept_is_made_by_all_at_once(folder):
     """Those who wait do not queue for a claim that helps nobody."""
     with holder(folder) as order:
-        handle = os.open(folder.path / left(folder)[0], os.O_RDWR)
+        handle = os.open(file_of_a_claim(folder), os.O_RDWR)
         order("g")
         while not disk_cache._is_locked(handle):
             time.sleep(0.01)
         assert os.fstat(handle).st_size
         os.close(handle)
-    with holder(folder) as order:
-        signal.signal(signal.SIGALRM, lambda *_: order("g"))
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+    with holder(folder) as order, soon(lambda: order("g")):
         claim_of(folder).release(True)
     assert left(folder) == []
 
 
 def test_a_note_that_it_was_not_kept_needs_no_space(folder, monkeypatch):
-    claim = claim_of(folder)
-    handle = os.open(folder.path / left(folder)[0], os.O_RDWR)
-
     def full(*_):
         raise OSError(28, "No space left on device")
 
+    claim = claim_of(folder)
+    handle = os.open(file_of_a_claim(folder), os.O_RDWR)
     monkeypatch.setattr(os, "write", full)
     claim.release(False)
     assert left(folder) == [] and os.fstat(handle).st_size
@@ -143,14 +150,17 @@ def test_a_note_that_it_was_not_kept_needs_no_space(folder, monkeypatch):
 
 
 def test_a_holder_that_is_killed_after_its_note(folder):
-    """Its file does not stop later processes from claiming."""
+    """Its file does not stop later processes from claiming, and is removed some time."""
     claim = claim_of(folder)
-    (file,) = left(folder)
+    file = file_of_a_claim(folder)
     claim.drop()
-    (folder.path / file).write_text("not kept")
+    file.write_text("not kept")
     claim = claim_of(folder)
-    assert claim is not None and (folder.path / file).stat().st_size == 0
-    claim.release(True)
+    assert claim is not None and file.stat().st_size == 0
+    claim.drop()
+    os.utime(file, (1, 1))
+    folder.prune()
+    assert left(folder) == []
 
 
 def test_waiting_has_a_limit(folder, monkeypatch):
@@ -237,21 +247,15 @@ def test_a_claim_that_is_not_needed_any_more(folder):
         if len(calls) == 1:
             folder.claim("name", "key")
 
-    with holder(folder) as order:
-        signal.signal(signal.SIGALRM, lambda *_: order("d"))
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+    with holder(folder) as order, soon(lambda: order("d")):
         compiled()
     assert len(calls) == 2 and left(folder) == [] and not disk_cache._claims
 
 
 def test_ctrl_c_while_waiting(folder):
-    with holder(folder):
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises(KeyboardInterrupt):
-            claim_of(folder)
-    claim = claim_of(folder)
-    claim.release(True)
+    with holder(folder), pytest.raises(KeyboardInterrupt), soon(lambda: signal.raise_signal(signal.SIGINT)):
+        claim_of(folder)
+    claim_of(folder).release(True)
 
 
 def test_a_forked_child_has_no_claim(folder):
@@ -272,15 +276,13 @@ def test_a_forked_child_has_no_claim(folder):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_folders_in_which_nothing_can_be_claimed(tmp_path, monkeypatch):
-    blocker = tmp_path / "file"
-    blocker.write_text("")
-    assert CacheFolder(blocker / "cache").claim("name", "key") is None
+def test_folders_in_which_nothing_can_be_claimed(folder, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    assert CacheFolder(tmp_path / "file" / "cache").claim("name", "key") is None
     shared = CacheFolder(tmp_path / "shared")
     shared.path.mkdir()
     shared.path.chmod(0o777)
     assert claim_of(shared) is None and list(shared.path.iterdir()) == []
-    folder = CacheFolder(tmp_path / "cache")
     claim = claim_of(folder)
     shutil.rmtree(folder.path)
     claim.release(False)
@@ -300,27 +302,18 @@ def test_folders_in_which_nothing_can_be_claimed(tmp_path, monkeypatch):
 
 def test_a_link_in_the_place_of_a_claim(folder, tmp_path):
     claim = claim_of(folder)
-    (file,) = left(folder)
+    file = file_of_a_claim(folder)
     claim.release(True)
-    target = tmp_path / "target"
-    (folder.path / file).symlink_to(target)
-    assert claim_of(folder) is None and not target.exists()
-
-
-def test_abandoned_claims_are_removed(folder):
-    claim = claim_of(folder)
-    (file,) = left(folder)
-    claim.drop()
-    os.utime(folder.path / file, (1, 1))
-    folder.prune()
-    assert left(folder) == []
+    file.symlink_to(tmp_path / "target")
+    assert claim_of(folder) is None and not (tmp_path / "target").exists()
 
 
 # ---- whole processes ---------------------------------------------------------------------------------------------------
 
 KERNELS = """
-import numpy as np
+from numba import types
 from fastexchange import fast_args
+from fastexchange.ground import cfunction
 
 @fast_args(cache=True)
 def inner(x):
@@ -340,6 +333,13 @@ def other(x, k):
 @fast_args(cache=True)
 def fails(x):
     return x.no_such_attribute
+
+def times(factor):
+    # a function of the package
+    def function(number):
+        return number * factor
+    function.__module__, function.__qualname__ = "fastexchange.ground.native", f"times_{factor}"
+    return cfunction.cfunction(types.int64, types.int64)(function)
 """
 
 STORM = """
@@ -350,6 +350,10 @@ STORM = """
     from fastexchange.ground import disk_cache
     from fastexchange.ground.cfunction import code_cache
 
+    if sys.argv[4]:
+        del code_cache.folders  # there is another now, an empty one
+        code_cache._libraries.clear()
+    before = code_cache.misses
     disk_cache.CLAIM_WAITS = float(sys.argv[3])
     started, start = os.pipe()
     results, result = os.pipe()
@@ -367,88 +371,71 @@ STORM = """
                 right = False
             except Exception as error:
                 right = right and type(error).__name__ == "TypingError"
+            right = right and all([k.times(factor).address for factor in range(6 if sys.argv[4] else 0)])
             misses = [sum(kernel.stats.cache_misses.values()) for kernel in (k.outer, k.inner, k.other)]
-            os.write(result, json.dumps([right, misses, code_cache.misses]).encode() + b"\\n")
+            os.write(result, json.dumps([right, *misses, code_cache.misses - before]).encode() + b"\\n")
             os._exit(0)
     os.close(started), os.close(result)
     os.close(start)
     with os.fdopen(results) as stream:
         lines = [json.loads(line) for line in stream]
-    assert len(lines) == len(children) and all(right for right, _, _ in lines), lines
+    assert len(lines) == len(children) and all(line[0] for line in lines), lines
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
-    print(*(sum(misses[i] for _, misses, _ in lines) for i in range(3)), sum(native for _, _, native in lines))
+    print(*map(sum, list(zip(*lines))[1:]))
     """
 
 
 @pytest.fixture
 def kernels(tmp_path) -> Path:
+    """The folder of a module with kernels, whose code is kept beside it."""
     (tmp_path / "kernels_of_the_test.py").write_text(KERNELS)
+    (tmp_path / "__pycache__" / "fastexchange").mkdir(parents=True)
     return tmp_path
 
 
-def compiled(kernels: Path, processes: int, waits: float = 120, program: str = STORM) -> list[int]:
+def compiled(kernels: Path, processes: int, waits: float = 120, program: str = STORM, cache: str = "") -> list[int]:
     """How often the processes have compiled each kernel, and functions of the package."""
-    environment = {"NUMBA_CACHE_DIR": str(kernels / "cache")}
-    return list(map(int, run_python(program, str(kernels), str(processes), str(waits), **environment).stdout.split()))
+    done = fork_python(program, str(kernels), str(processes), str(waits), cache, NUMBA_CACHE_DIR=cache)
+    return list(map(int, done.stdout.split()))
 
 
-@pytest.mark.slow
-def test_sixteen_processes_compile_each_kernel_once(kernels):
+def test_eight_processes_compile_each_kernel_once(kernels):
     """And each of the package's own functions: nothing is in the folder."""
-    cache = kernels / "cache"
-    outer, inner, other, native = compiled(kernels, 16)
+    outer, inner, other, native = compiled(kernels, 8, cache=str(kernels / "cache"))
     assert (outer, inner, other) == (1, 1, 1)
-    entries = [path for path in cache.rglob("*") if path.is_file()]
+    entries = [path for path in (kernels / "cache").rglob("*") if path.is_file()]
     assert all(path.suffix == ".entry" for path in entries), "claims are left"
     own = [path for path in entries if not path.name.startswith(("kernels_of_the_test", "self_test"))]
-    assert native <= len(own), "a function was compiled by several"
-    assert native > 10 or shipped_code().functions, "the package's functions were there"
+    assert 6 < native <= len(own), "a function was compiled by several"
 
 
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory) -> Path:
-    """A cache with the package's own functions."""
-    folder = tmp_path_factory.mktemp("warm")
-    (folder / "kernels_of_the_test.py").write_text(KERNELS)
-    assert compiled(folder, 1)[:3] == [1, 1, 1]
-    return folder
-
-
-@pytest.fixture
-def emptied(warm) -> Path:
-    """The same, without the kernels. Returns the folder of those."""
-    entries = list(warm.rglob("kernels_of_the_test.*.entry"))
+def entries_of(kernels: Path, *names: str) -> list[Path]:
+    """The kernels' entries, which are made, and removed."""
+    compiled(kernels, 1)
+    folder = kernels / "__pycache__" / "fastexchange"
+    entries = [path for name in names for path in folder.glob(f"kernels_of_the_test.{name}-*.entry")]
+    assert len(entries) == len(names)
     for path in entries:
         path.unlink()
-    return entries[0].parent if entries else next(path for path in warm.rglob("fastexchange") if path.parent.name != "cache")
+    return entries
 
 
-@pytest.mark.slow
-def test_a_process_that_does_not_go_on(warm, emptied):
-    compiled(warm, 1)
-    entries = [path for path in emptied.glob("*.entry") if ".fails" not in path.name]
-    assert len(entries) == 3
-    hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), 2); print(flush=True); input()"
+def test_a_process_that_does_not_go_on(kernels):
     holding = []
-    for path in entries:
-        path.unlink()
-        command = [sys.executable, "-c", hold, f"{path}.claim.tmp"]
-        holding.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        holding[-1].stdout.readline()
+    for path in (entries := entries_of(kernels, "inner", "outer", "other")):
+        holding.append(os.open(f"{path}.claim.tmp", os.O_RDWR | os.O_CREAT))
+        fcntl.flock(holding[-1], fcntl.LOCK_EX)
     try:
-        assert compiled(warm, 3, waits=0.5)[0] >= 1
+        assert compiled(kernels, 3, waits=0.5)[0] >= 1
     finally:
         for each in holding:
-            each.communicate(b"\n")
+            os.close(each)
     assert all(path.exists() for path in entries), "what was compiled without a claim was not kept"
 
 
-@pytest.mark.slow
-def test_a_thread_that_waits_for_a_kernel_stops_no_other(warm, emptied):
+def test_a_thread_that_waits_for_a_kernel_stops_no_other(kernels):
     """Nor a forked child: both compile, while the thread waits for the code of another kernel."""
-    compiled(warm, 1)
-    (path,) = emptied.glob("*.other*.entry")
-    path.unlink()
+    (path,) = entries_of(kernels, "other")
     program = """
         import fcntl, os, signal, sys, threading
         sys.path.insert(0, sys.argv[1])
@@ -470,34 +457,33 @@ def test_a_thread_that_waits_for_a_kernel_stops_no_other(warm, emptied):
         thread = threading.Thread(target=k.other, args=(np.arange(3.0), 2), daemon=True)
         thread.start()
         assert has_missed.wait(100)
-        signal.alarm(60)
         print(fast_args(lambda x: x + 1)(1), flush=True)
         child = os.fork()
         if not child:
-            signal.alarm(30)
+            signal.alarm(60)
             os._exit(fast_args(lambda x: x + 2)(1) != 3)
         print(os.waitpid(child, 0)[1], thread.is_alive())
         os.close(holding)
         thread.join()
         print(k.other.stats.cache_misses.total())
         """
-    done = run_python(program, str(warm), f"{path}.claim.tmp", NUMBA_CACHE_DIR=str(warm / "cache"))
+    done = fork_python(program, str(kernels), f"{path}.claim.tmp", NUMBA_CACHE_DIR="")
     assert done.stdout.split() == ["2", "0", "True", "1"] and path.exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("change", [
-    ("disk_cache.CLAIM_WAITS", "disk_cache._OPEN_CLAIM = os.O_RDONLY; disk_cache.CLAIM_WAITS"),  # no file can be made
-    ("os.read(started, 1)", "os.read(started, 1); __import__('shutil').rmtree(FOLDER, True)"),
-    ("os.read(started, 1)", "os.read(started, 1); number == 1 and os.rename(FOLDER, FOLDER + '1')"),
-    ("os.read(started, 1)", "os.read(started, 1); number or os.chmod(FOLDER, 0o777)"),
-], ids=["no claims", "vanishes", "is moved", "is not trusted any more"])  # fmt: skip
-def test_folders_that_do_not_help(warm, emptied, change):
-    old, new = change
-    assert compiled(warm, 4, program=STORM.replace(old, new.replace("FOLDER", repr(str(emptied)))))[0] >= 1
-    if emptied.exists():
-        emptied.chmod(0o755)
-    for path in emptied.parent.glob("fastexchange?*"):
-        shutil.rmtree(path)
-    assert compiled(warm, 2)[0] <= 1
-    assert compiled(warm, 2)[0] == 0
+STARTED = "os.read(started, 1)"
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    pytest.param("disk_cache.CLAIM_WAITS", "disk_cache._OPEN_CLAIM = os.O_RDONLY; disk_cache.CLAIM_WAITS", id="no claims"),
+    pytest.param(STARTED, f"{STARTED}; __import__('shutil').rmtree(FOLDER, True)", id="vanishes"),
+    pytest.param(STARTED, f"{STARTED}; number == 1 and os.rename(FOLDER, FOLDER + '1')", id="is moved"),
+    pytest.param(STARTED, f"{STARTED}; number or os.chmod(FOLDER, 0o777)", id="is not trusted any more"),
+])  # fmt: skip
+def test_folders_that_do_not_help(kernels, old, new):
+    folder = kernels / "__pycache__" / "fastexchange"
+    assert compiled(kernels, 4, program=STORM.replace(old, new.replace("FOLDER", repr(str(folder)))))[0] >= 1
+    if folder.exists():
+        folder.chmod(0o755)
+    assert compiled(kernels, 2)[0] <= 1
+    assert compiled(kernels, 2)[0] == 0

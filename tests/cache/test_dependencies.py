@@ -62,11 +62,17 @@ def module(**attributes) -> types.ModuleType:
     return made
 
 
+def executed(source: str, *jitted: str, **names) -> dict:
+    """The names that a source defines, in a namespace with further ones; of some functions, dispatchers of Numba's."""
+    names["__name__"] = __name__
+    exec(source, names)
+    names.update({name: numba.njit(names[name]) for name in jitted})
+    return names
+
+
 def digest(value, code="value", **options):
     """Of a function that names `value`."""
-    namespace = {"value": value, "__name__": __name__}
-    exec(f"def function(x):\n    return {code}", namespace)
-    return dependencies(namespace["function"], options)
+    return dependencies(executed(f"def function(x):\n    return {code}", value=value)["function"], options)
 
 
 def closure(held):
@@ -179,15 +185,11 @@ PAIRS = {
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_values_that_differ_have_different_digests(pair):
-    one, other = PAIRS[pair]
-    assert digest(one) == digest(one) != digest(other)
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_attributes_of_modules(pair):
+    """Also as attributes of modules."""
     pair = one, other = PAIRS[pair]
-    assert digest(module(used=one), "value.used") == digest(module(used=one), "value.used")
-    assert digest(module(used=one), "value.used") != digest(module(used=other), "value.used")
+    assert digest(one) == digest(one) != digest(other)
+    used = [digest(module(used=each), "value.used") for each in (one, one, other)]
+    assert used[0] == used[1] != used[2]
     assert digest(module(used=one), "value.other") == digest(module(used=other), "value.other")
     inner = [digest(module(inner=module(used=each)), "value.inner.used") for each in pair]
     assert inner[0] != inner[1]
@@ -201,8 +203,7 @@ def test_wherever_the_name_stands(code):
 
 
 def test_calls_are_followed():
-    names = {"__name__": __name__}
-    exec("def outer(x): return inner(x)\ndef inner(x): return x + LIMIT", names)
+    names = executed("def outer(x): return inner(x)\ndef inner(x): return x + LIMIT")
     found = []
     for limit in (1, 2, 1):
         names["LIMIT"] = limit
@@ -213,8 +214,7 @@ def test_calls_are_followed():
 
 
 def test_what_calls_itself_and_what_holds_itself():
-    names: dict = {"__name__": __name__}
-    exec("def f(x): return g(x)\ndef g(x): return f(x) + h.f(x)", names)
+    names = executed("def f(x): return g(x)\ndef g(x): return f(x) + h.f(x)")
     names["h"] = module(f=names["f"])
     names["h"].self = names["h"]
     names["f"], names["g"] = numba.njit(names["f"]), numba.njit(names["g"])
@@ -225,15 +225,12 @@ def test_what_calls_itself_and_what_holds_itself():
 
 
 def test_implementations_of_functions():
-    def stub(x):
-        pass
+    def registered(implementation, **options):
+        def stub(x):
+            pass
 
-    def by_one(x):
-        return lambda x: x + 1
-
-    before = digest(stub)
-    overload(stub)(by_one)
-    assert digest(stub) == digest(stub) != before
+        overload(stub, jit_options=options)(implementation)
+        return stub
 
     def typed(constant):
         def definition(typingctx, x):
@@ -241,11 +238,22 @@ def test_implementations_of_functions():
 
         return intrinsic(definition)
 
+    def plain_for(x):
+        return lambda x: x
+
+    def stub(x):
+        pass
+
+    before = digest(stub)
+    overload(stub)(lambda x: lambda x: x + 1)
+    assert digest(stub) == digest(stub) != before
+    assert digest(registered(plain_for, error_model="numpy")) != digest(registered(plain_for, error_model="python"))
     assert digest(typed(0)) != digest(typed(1))
 
 
 def test_options():
     assert len({dependencies(plain, options) for options in ({}, {"fastmath": True}, {"locals": {"x": numba.float32}})}) == 3
+    assert digest(numba.objmode) == digest(numba.objmode) != digest(numba.prange)  # Numba's own objects
 
 
 UNTOLD = {
@@ -274,6 +282,47 @@ def test_what_cannot_be_described(value):
         digest(module(used=value), "value.used" if not isinstance(value, types.ModuleType) else "len(value.used)")
     with pytest.raises(NotDescribable, match=r"'held', named by closure.<locals>.<lambda>, is "):
         digest(closure(value))
+
+
+def late(x):
+    from math import pi
+
+    return pi
+
+
+def typed_by_hand():
+    def stub(x):
+        pass
+
+    type_callable(stub)(lambda context: lambda x: numba.float64)
+    return stub
+
+
+class Other(numba.core.compiler.Compiler):
+    pass
+
+
+class Lazy(types.ModuleType):
+    def __getattr__(self, name):
+        raise ImportError(name)
+
+
+OTHERWISE_UNTOLD = {
+    "a function that imports": (lambda: late, "value", "imports 'math'"),
+    "a function that is typed by hand": (typed_by_hand, "value", "'value', named by function, is a 'function'"),
+    "a compiler of one's own": (lambda: numba.njit(pipeline_class=Other)(plain), "value", r"is compiled by '.*Other'"),
+    "a module whose attributes fail": (lambda: Lazy("lazy"), "value.used", "ImportError: used"),
+    "a class that leads to another": (lambda: type("Refusal", (Exception,), {"__module__": __name__}), "value", "'Refusal'"),
+    "a script's class": (lambda: type("Refusal", (Exception,), {"__module__": "__main__"}), "value", "'Refusal'"),
+    "lists inside one another": (lambda: functools.reduce(lambda deep, _: [deep], range(100_000), []), "value", "RecursionError"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERWISE_UNTOLD)
+def test_what_else_cannot_be_described(what):
+    make, code, words = OTHERWISE_UNTOLD[what]
+    with pytest.raises(NotDescribable, match=words):
+        digest(make(), code)
 
 
 @pytest.mark.parametrize("code", ["getattr(value, 's')", "len(value)", "[m.s for m in (value,)]", "(lambda m: m.s)(value)"])
@@ -336,9 +385,7 @@ def test_names_that_builtins_has(monkeypatch):
 
 def test_what_has_been_compiled_with_a_name_of_builtins(monkeypatch):
     monkeypatch.setattr(builtins, "value_of_the_test", 1, raising=False)
-    names: dict = {"__name__": __name__}
-    exec("def inner(x): return x + value_of_the_test", names)
-    inner = numba.njit(names["inner"])
+    inner = executed("def inner(x): return x + value_of_the_test", "inner")["inner"]
     assert inner(1) == 2 and digest(inner)
     monkeypatch.setattr(builtins, "value_of_the_test", 2)
     with pytest.raises(NotDescribable, match="compiled already"):
@@ -349,16 +396,14 @@ def test_what_somebody_has_put_into_numpy(monkeypatch):
     """With the names of what it replaces, too."""
     found = []
     for constant in (1, 2):
-        names = {"functools": functools, "np": np, "__name__": __name__}
-        exec(f"@functools.wraps(np.sum)\ndef own(x): return x + {constant}", names)
+        names = executed(f"@functools.wraps(np.sum)\ndef own(x): return x + {constant}", functools=functools, np=np)
         for own in (names["own"], numba.njit(names["own"])):
             monkeypatch.setattr(np, "sum", own)
             found.append(digest(np, "value.sum(x)"))
             monkeypatch.undo()
     assert len(set(found)) == 4
-    names = {"held": object(), "__name__": __name__}
-    exec("def own(x): return held", names)
-    for each in (ctypes.CFUNCTYPE(ctypes.c_double)(abs), numba.njit(names["own"]), [object()]):
+    own = executed("def own(x): return held", "own", held=object())["own"]
+    for each in (ctypes.CFUNCTYPE(ctypes.c_double)(abs), own, [object()]):
         monkeypatch.setattr(np, "own", each, raising=False)
         with pytest.raises(NotDescribable):
             digest(np, "value.own(x)")
@@ -392,28 +437,6 @@ def test_pythons_own_files():
     assert not any(map(is_known_file, others))
 
 
-def test_what_is_imported_by_a_function():
-    def late(x):
-        from math import pi
-
-        return pi
-
-    with pytest.raises(NotDescribable, match="imports 'math'"):
-        digest(late)
-
-
-def test_classes_that_lead_to_another():
-    """A script's own are made anew in each process, and an exception of an old one is caught by nobody."""
-    for where in (__name__, "__main__"):
-        cls = type("Refusal", (Exception,), {"__module__": where})
-        with pytest.raises(NotDescribable, match="'Refusal'"):
-            digest(cls)
-
-
-def test_numbas_own_objects():
-    assert digest(numba.objmode) == digest(numba.objmode) != digest(numba.prange)
-
-
 def test_a_module_called_as_one_of_pythons(tmp_path, monkeypatch):
     found = []
     for value in (1, 2):
@@ -426,9 +449,7 @@ def test_a_module_called_as_one_of_pythons(tmp_path, monkeypatch):
 
 def test_functions_compiled_with_what_was_there():
     """Their machine code is part of what calls them, and does not change with the values that they name."""
-    names = {"LIMIT": 1, "__name__": __name__}
-    exec("def inner(x): return x + LIMIT\ndef outer(x): return inner(x)", names)
-    names["inner"], names["outer"] = numba.njit(names["inner"]), numba.njit(names["outer"])
+    names = executed("def inner(x): return x + LIMIT\ndef outer(x): return inner(x)", "inner", "outer", LIMIT=1)
     before = digest(names["outer"])
     assert names["inner"](1.0) == 2.0 and digest(names["outer"]) == before
     names["LIMIT"] = 2
@@ -442,9 +463,8 @@ def test_functions_compiled_with_what_was_there():
 
 
 def test_functions_compiled_with_others_of_the_same_name():
-    names = {"__name__": __name__}
-    exec("def outer(x): return inner(x)\ndef taker(x): return held[0](x)", names)
-    for outer in (numba.njit(names["outer"]), numba.njit(names["taker"])):
+    names = executed("def outer(x): return inner(x)\ndef taker(x): return held[0](x)", "outer", "taker")
+    for outer in (names["outer"], names["taker"]):
         names["inner"], names["held"] = nested(1), (nested(1),)
         assert outer(1.0) == 2.0
         digest(outer)
@@ -455,10 +475,10 @@ def test_functions_compiled_with_others_of_the_same_name():
 
 def test_functions_that_are_compiled_into_others_alone():
     """Of what is inlined Numba tells nobody, nor of what lies in code that has been loaded."""
-    names = {"LIMIT": 1, "__name__": __name__}
-    exec("def inner(x): return x + LIMIT\ndef outer(x): return inner(x)\ndef loaded(x): return inner(x)", names)
+    source = "def inner(x): return x + LIMIT\ndef outer(x): return inner(x)\ndef loaded(x): return inner(x)"
+    names = executed(source, "outer", "loaded", LIMIT=1)
     inner = names["inner"] = numba.njit(inline="always")(names["inner"])
-    outer, loaded = numba.njit(names["outer"]), numba.njit(names["loaded"])
+    outer, loaded = names["outer"], names["loaded"]
     assert outer(1.0) == 2.0
     note_loaded(loaded.py_func)
     names["LIMIT"] = 2
@@ -470,9 +490,9 @@ def test_functions_that_are_compiled_into_others_alone():
 
 
 def test_implementations_that_have_been_compiled(monkeypatch):
-    names = {"LIMIT": 1, "overload": overload, "__name__": __name__}
-    exec("def stub(x): pass\n@overload(stub)\ndef ours(x): return lambda x: x + LIMIT\ndef outer(x): return stub(x)", names)
-    outer = numba.njit(names["outer"])
+    source = "def stub(x): pass\n@overload(stub)\ndef ours(x): return lambda x: x + LIMIT\ndef outer(x): return stub(x)"
+    names = executed(source, "outer", LIMIT=1, overload=overload)
+    outer = names["outer"]
     assert outer(1.0) == 2.0
     digest(names["stub"]), digest(outer)
     monkeypatch.setitem(names, "LIMIT", 2)  # Numba does not forget the overload, so nothing could be told from now on
@@ -542,46 +562,15 @@ def test_numbas_own_of_numpy_is_no_addition_of_others():
 def test_what_others_have_added_that_cannot_be_told(monkeypatch):
     """It is named; and once it has been compiled, too, or nothing could be kept from then on, of whatever function."""
     pointer = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(abs)
-    names = {"pointer": pointer, "LIMIT": 1, "__name__": __name__}
-    exec("def inner(x): return pointer(x) + LIMIT\ndef stub(x): pass\ndef ours(x): return inner.__wrapped__", names)
-    inner = names["inner"] = numba.njit(names["inner"])
+    source = "def inner(x): return pointer(x) + LIMIT\ndef stub(x): pass\ndef ours(x): return inner.__wrapped__"
+    names = executed(source, "inner", pointer=pointer, LIMIT=1)
+    inner = names["inner"]
     overload(names["stub"])(names["ours"])
     before = digest(1)
     assert inner(-1.0) == 2.0 and digest(1) == before
     monkeypatch.setitem(names, "LIMIT", 2)
     with pytest.raises(NotDescribable, match="'inner', named by ours, has been compiled already"):
         digest(1)
-
-
-def test_functions_that_are_typed_by_hand():
-    def stub(x):
-        pass
-
-    type_callable(stub)(lambda context: lambda x: numba.float64)
-    with pytest.raises(NotDescribable, match="'value', named by function, is a 'function'"):
-        digest(stub)
-
-
-def test_how_functions_are_registered():
-    def registered(**options):
-        def stub(x):
-            pass
-
-        overload(stub, jit_options=options)(plain_for)
-        return stub
-
-    def plain_for(x):
-        return lambda x: x
-
-    assert digest(registered(error_model="numpy")) != digest(registered(error_model="python"))
-
-
-def test_compilers_of_ones_own():
-    class Other(numba.core.compiler.Compiler):
-        pass
-
-    with pytest.raises(NotDescribable, match=r"is compiled by '.*Other'"):
-        digest(numba.njit(pipeline_class=Other)(plain))
 
 
 def test_it_takes_no_longer_than_there_are_names():
@@ -594,23 +583,6 @@ def test_it_takes_no_longer_than_there_are_names():
     code = " + ".join(f"value.m{i}.m{i + 1}.value" for i in range(39)) + " + len(value.nested)"
     modules[0].nested = nested
     assert digest(modules[0], code) == digest(modules[0], code)  # or it never ends
-
-
-def test_lists_inside_one_another():
-    deep: list = []
-    for _ in range(100000):
-        deep = [deep]
-    with pytest.raises(NotDescribable, match="RecursionError"):
-        digest(deep)
-
-
-def test_a_module_whose_attributes_fail():
-    class Lazy(types.ModuleType):
-        def __getattr__(self, name):
-            raise ImportError(name)
-
-    with pytest.raises(NotDescribable, match="ImportError: used"):
-        digest(Lazy("lazy"), "value.used")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import warnings
 import numba
 import numpy as np
 import pytest
-from interpreter import run_python
+from forked import fork_python
 from numba.core.errors import NumbaWarning
 
 from fastexchange import fast_args
@@ -47,12 +47,11 @@ RECEIVER = """
     """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("own", ["", "SCALE, helper = 7.0, lambda value: -100.0"])
 def test_a_block_of_objmode_has_the_senders_globals(own, tmp_path):
     """Whether its code is carried, or compiled by the receiver."""
-    run_python(SENDER, str(tmp_path / "pickled"))
-    assert run_python(RECEIVER, str(tmp_path / "pickled"), own).stdout == "[3.0, 3.0] [0, 1]\n"
+    fork_python(SENDER, str(tmp_path / "pickled"))
+    assert fork_python(RECEIVER, str(tmp_path / "pickled"), own).stdout == "[3.0, 3.0] [0, 1]\n"
 
 
 def made(name, source):
@@ -66,7 +65,10 @@ def made(name, source):
 SUM = "def kernel(x, y):\n    for i in range(x.shape[0]): y[i] = 2 * x[i]"
 
 
-@pytest.mark.parametrize("name", [None, "no_module_of_the_test", "no.module.of.the_test"])
+nameless = pytest.mark.parametrize("name", [None, "no.module_of_the_test"])
+
+
+@nameless
 def test_no_key_without_a_module(name):
     """Its code was written, and never loaded. So is that of what calls such a function."""
     names = made(name, SUM)
@@ -81,7 +83,7 @@ def test_no_key_without_a_module(name):
         dependencies(outer, {})
 
 
-@pytest.mark.parametrize("name", [None, "no_module_of_the_test"])
+@nameless
 def test_what_has_no_module_works(name, tmp_path, monkeypatch):
     """Cached, it says why not; pickled, it arrives; an operator of its own has a name."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
@@ -98,13 +100,13 @@ def test_what_has_no_module_works(name, tmp_path, monkeypatch):
         assert again(np.ones(2)).tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("name", [None, "no_module_of_the_test"])
+@nameless
 def test_objmode_without_a_module(name):
     source = "def helper(v): return v + 1\ndef kernel(x):\n with numba.objmode(y='float64'):\n  y = helper(x)\n return y"
     assert fast_args(made(name, source)["kernel"])(1.0) == 2.0
 
 
-@pytest.mark.parametrize("name", [None, "no_module_of_the_test"])
+@nameless
 def test_traced_without_a_module(name):
     torch = pytest.importorskip("torch")
     from torch.fx.experimental.proxy_tensor import make_fx

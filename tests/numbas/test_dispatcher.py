@@ -3,25 +3,22 @@
 import copy
 import functools
 import inspect
-import os
 import pickle
 import pydoc
-import subprocess
-import sys
-from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
+from forked import needs_fork
 from frameworks import torch
 from interpreter import run_python
-from numba import cloudpickle, float64, int64, types
+from numba import float64, int64, types
 from numba.core.dispatcher import Dispatcher
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic, is_jitted, overload, register_model, typeof_impl
 from oracle import type_and_message
+from other_ways import run_changed
 
-import fastexchange
 from fastexchange import FastKernel, accelerate, decelerate, fast_args
 
 WARM = 12
@@ -36,46 +33,32 @@ def test_it_is_one():
     assert isinstance(doubled, Dispatcher) and isinstance(doubled, FastKernel) and is_jitted(doubled)
     assert doubled.dispatcher is doubled and type(doubled).__mro__[-2] is numba._dispatcher.Dispatcher
     assert repr(doubled) == f"<fast_args {__name__}.doubled(x)>"
+    assert copy.copy(doubled) is copy.deepcopy(doubled) is doubled
 
 
 # ---- where Numba takes a dispatcher ----------------------------------------------------------------------------------
 
 
-def test_calls_by_other_kernels():
-    @numba.njit
-    def plain(x):
+def test_calls_by_other_kernels_and_by_itself():
+    def calls(x):
         return doubled(x) + 1
 
     @fast_args
-    def kernel(x):
-        return doubled(x) + 1
+    def factorial(n):
+        return 1 if n < 2 else n * factorial(n - 1)
 
+    plain, kernel = numba.njit(calls), fast_args(calls)
     assert plain(3) == kernel(3) == 7 and plain(1.5) == kernel(1.5) == 4.0
+    assert [factorial(5), factorial(5)] == [120, 120]
 
 
 @pytest.mark.parametrize("inline", ["always", lambda expression, caller, callee: True])
 def test_inlining(inline):
     """What is inlined has no code of its own."""
 
-    @fast_args(inline=inline)
-    def inner(x):
-        return x + 1
-
-    @fast_args
-    def outer(x):
-        return inner(x) * 2
-
+    inner = fast_args(inline=inline)(lambda x: x + 1)
+    outer = fast_args(lambda x: inner(x) * 2)
     assert outer(3) == 8 and inner.signatures == []
-
-
-def test_what_calls_itself():
-    @fast_args
-    def factorial(n):
-        if n < 2:
-            return 1
-        return n * factorial(n - 1)
-
-    assert [factorial(5), factorial(5)] == [120, 120]
 
 
 @fast_args("float64(float64)")
@@ -104,15 +87,10 @@ def test_first_class_functions():
     assert [apply(halved, 4.0), apply(squared, 4.0), apply(numba.njit(halved.py_func), 6.0)] == [2.0, 16.0, 3.0]
 
 
-@fast_args
-def negated(x):
-    return -x
-
-
 @pytest.mark.slow
 def test_sorting_keys():
     items = numba.typed.List([1, 3, 2])
-    items.sort(key=negated)
+    items.sort(key=fast_args(lambda x: -x))
     assert list(items) == [3, 2, 1]
 
 
@@ -215,51 +193,15 @@ def test_what_python_asks_of_a_function():
     assert Holder.method(1) == 2 and Holder().own(1) == 2 and Holder().method.__func__ is Holder.__dict__["method"]
 
 
-def test_copies_and_pickles():
-    for copied in (copy.copy(doubled), copy.deepcopy(doubled), pickle.loads(pickle.dumps(doubled))):
-        assert copied is doubled
-    assert cloudpickle.loads(cloudpickle.dumps(doubled)) is doubled
-    held = 3
-    local = fast_args(lambda x: held * x)  # by value, which pickle cannot
-    assert cloudpickle.loads(cloudpickle.dumps(local))(2) == local(2) == 6
-
-
-@pytest.mark.slow
-def test_pickles_for_other_processes():
-    """They take the manner along, and declared signatures, as Numba's take the options."""
-    kernel = fast_args(out="x[n] -> y[n]", fastmath=True)(_copied)
-    state = pickle.dumps((kernel, halved))
-    done = run_python(
-        """
-        import pickle, sys
-        import numpy as np
-        kernel, halved = pickle.loads(bytes.fromhex(sys.argv[1]))
-        print(type(kernel).__name__, kernel(np.arange(3.0)), kernel.out, kernel.targetoptions["fastmath"])
-        print(halved.signatures, halved(3))
-        """,
-        state.hex(),
-    )
-    assert done.stdout.split() == ["FastKernel", "[0.", "1.", "2.]", "x[n]", "->", "y[n]", "True", "[(float64,)]", "1.5"]
-
-
-def _copied(x, y):
-    y[:] = x
-
-
-def test_subclasses():
+def test_a_subclass_that_compiles_in_its_own_way():
     class Counted(FastKernel):
         def compile(self, sig):
             self.compiled = getattr(self, "compiled", 0) + 1
             return super().compile(sig)
 
-    class Loud(FastKernel):
-        def __call__(self, *args):
-            return "called", super().__call__(*args)
-
-    counted, loud = (cls(doubled.py_func, targetoptions={"nopython": True}) for cls in (Counted, Loud))
+    counted = Counted(doubled.py_func, targetoptions={"nopython": True})
     assert [counted(np.ones(1)).tolist() for _ in range(WARM)] == [[2.0]] * WARM and counted.compiled >= 1
     assert counted.counts().fast >= WARM - 2
-    assert [loud(3) for _ in range(WARM)] == [("called", 6)] * WARM
 
 
 # ---- fast_args of what is there already ------------------------------------------------------------------------------
@@ -349,15 +291,19 @@ def marked(typing_context, array):
     return MarkedType(array.dtype, array.ndim, array.layout)(array), cast
 
 
+def is_marked(got, want) -> bool:
+    """Whether arrays, or all in tuples of them, are of the class, and equal."""
+    pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+    return all(type(one) is type(expected) is Marked and one.tolist() == expected.tolist() for one, expected in pairs)
+
+
 def test_a_result_of_a_class_of_the_users():
     for function in (lambda x: marked(x[1:]), lambda x: (marked(x[1:]), marked(np.zeros(2)))):
         kernel, plain = fast_args(function), numba.njit(function)
         array = np.arange(4.0)
         for argument in [array] + ([torch.from_numpy(array)] if torch is not None else []):
             for _ in range(WARM):
-                got, want = kernel(argument), plain(array)
-                for one, expected in zip(got, want, strict=True) if type(want) is tuple else [(got, want)]:
-                    assert type(one) is type(expected) is Marked and one.tolist() == expected.tolist()
+                assert is_marked(got := kernel(argument), plain(array))
     del kernel, argument
     assert got[0].base is not None and got[0].tolist() == [1.0, 2.0, 3.0]
 
@@ -367,14 +313,9 @@ def test_arrays_of_a_class_of_the_users():
         kernel, plain = fast_args(function), numba.njit(function)
         # Numba keeps the type of an array of any class by dtype, rank and order, and takes it for that of misaligned ones, too.
         marked = np.asfortranarray(np.arange(8, dtype="c8").reshape(4, 2)).view(Marked)
-        others = [np.ones(2)] + ([torch.ones(2)] if torch is not None else [])
-        want = plain(marked, 1.0)
-        for _ in range(WARM):
-            for other in others:
-                got = kernel(marked, other)
-                pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
-                for one, expected in pairs:
-                    assert type(one) is type(expected) is Marked and one.tolist() == expected.tolist()
+        for other in [np.ones(2)] + ([torch.ones(2)] if torch is not None else []):
+            for _ in range(WARM):
+                assert is_marked(kernel(marked, other), plain(marked, 1.0))
 
 
 def test_an_argument_that_is_nothing_to_numba():
@@ -391,10 +332,10 @@ def test_an_argument_that_is_nothing_to_numba():
 # ---- a Numba whose dispatchers cannot be extended --------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@needs_fork
 def test_dispatchers_that_cannot_be_extended():
     """Kernels are Numba's dispatchers then, with Python in front, and doctor says why."""
-    done = run_python(
+    done = run_changed(
         """
         import numba, numpy as np
         from fastexchange.ground import pythonapi
@@ -409,109 +350,21 @@ def test_dispatchers_that_cannot_be_extended():
                 return function(spec, bases)
             return from_spec
         pythonapi.prototype = refusing
-        from fastexchange import FastKernel, fast_args
-        from fastexchange.command import probe
         from fastexchange.dispatch.runtime import runtime
+        from other_ways import check
 
-        @fast_args
-        def total(x, y=2.0):
-            return x.sum() * y
-
-        for _ in range(3):
-            assert total(np.arange(3.0)) == 6.0 and total(np.arange(3.0), y=1.0) == 3.0
-        assert numba.njit(lambda x: total(x))(np.arange(3.0)) == 6.0
-        assert isinstance(total, numba.core.registry.CPUDispatcher) and total.counts().fast == 0
+        kernel, _ = check()
+        assert numba.njit(lambda x: kernel(1.0, x, (1.0, 2.0)))(np.ones(3)) == 6.0
+        assert isinstance(kernel, numba.core.registry.CPUDispatcher) and kernel.counts().fast == 0
         print(runtime().is_native, runtime().numba_failures)
         """
     )
     assert done.stdout.startswith("False") and "another layout" in done.stdout
 
 
-# ---- accelerate ------------------------------------------------------------------------------------------------------
+# ---- accelerated programs ---------------------------------------------------------------------------------------------
 
-
-@pytest.fixture
-def accelerated():
-    accelerate()
-    yield
-    decelerate()
-
-
-def test_accelerated_programs(accelerated):
-    @numba.njit
-    def plain(x):
-        return x.sum()
-
-    @numba.jit(nogil=True)
-    def with_options(x):
-        return x.sum()
-
-    @numba.njit("float64(float64[:])")
-    def declared(x):
-        return x.sum()
-
-    tensor = torch.ones(3) if torch is not None else np.ones(3)
-    for kernel in (plain, with_options):
-        assert isinstance(kernel, FastKernel) and [kernel(tensor), kernel(tensor)] == [3.0, 3.0]
-    assert type(declared) is type(kernel) and declared(np.ones(3)) == 3.0
-    decelerate()
-    assert type(numba.njit(lambda x: x)) is numba.core.registry.CPUDispatcher
-    accelerate()
-    accelerate()
-    assert isinstance(numba.njit(lambda x: x), FastKernel)
-
-
-def test_object_mode_is_numbas(accelerated):
-    @numba.jit(forceobj=True)
-    def described(x, y):
-        return f"{x} {type(y).__name__}"
-
-    for _ in range(3):
-        assert described({"a": 1}, doubled) == "{'a': 1} FastKernel"
-    assert not isinstance(described, FastKernel)
-
-
-@pytest.mark.slow
-def test_a_program_is_run(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import sys, numba\n@numba.njit\ndef f(x): return x + 1\n"
-        "print(type(f).__name__, f(1), sys.argv[1:], __name__, sys.path[0])\nsys.exit(7)\n"
-    )
-    code = "import runpy, sys; sys.argv[1:1] = ['run']; runpy.run_module('fastexchange', run_name='__main__', alter_sys=True)"
-    done = run_python(code, str(program), "--own", "-m", check=False)
-    assert (done.returncode, done.stdout) == (7, f"CPUDispatcher 2 ['--own', '-m'] __main__ {tmp_path}\n"), done.stderr
-    done = run_python(code, "-m", "program", "1", check=False, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 7 and done.stdout.startswith("CPUDispatcher 2 ['1'] __main__"), done.stderr
-    done = run_python(code, "no/such/file.py", check=False)
-    assert done.returncode == 2 and "is not a file" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_program_is_run_as_python_runs_it(tmp_path):
-    """Its ``__main__`` stays, for threads and what runs at exit; nothing of its arguments is looked at."""
-    (tmp_path / "package").mkdir()
-    (tmp_path / "program.py").write_text(
-        "import atexit, os, pickle, sys, threading, time\nclass Held: pass\n"
-        "def late(when):\n    print(when, type(pickle.loads(pickle.dumps(Held()))).__name__, flush=True)\n"
-        "atexit.register(late, 'exit')\nthreading.Thread(target=lambda: (time.sleep(0.3), late('thread'))).start()\n"
-        "print(sys.argv, sys.path[0], __file__, __name__, __package__, sys.modules['__main__'].__dict__ is globals())\n"
-    )
-    (tmp_path / "package" / "__main__.py").write_bytes((tmp_path / "program.py").read_bytes())
-    env = {**os.environ, "PYTHONPATH": str(Path(fastexchange.__file__).parents[1])}
-    code = "import runpy, sys; sys.argv[1:1] = ['run']; runpy.run_module('fastexchange', run_name='__main__', alter_sys=True)"
-    for given in (["program.py", "--", "-m"], ["-m", "program", "--"], ["package", "--help"], ["-m", "package"], ["-mprogram"]):
-        plain, accelerated = (
-            subprocess.run([sys.executable, *start, *given], cwd=tmp_path, capture_output=True, text=True, timeout=240, env=env)
-            for start in ([], ["-m", "fastexchange", "run"])
-        )
-        assert accelerated.stdout == plain.stdout and "thread Held\nexit Held" in plain.stdout, accelerated.stderr
-    done = run_python(code, "-m", "no.such.module", check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr and "no.such.module" in done.stderr
-    if sys.version_info >= (3, 11):
-        command = [sys.executable, "-P", "-m", "fastexchange", "run", "program.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=env)
-        assert f" {tmp_path} " not in done.stdout and "exit Held" in done.stdout
+RUN = "import runpy, sys; sys.argv[1:1] = ['run']; runpy.run_module('fastexchange', run_name='__main__', alter_sys=True)"
 
 
 def test_a_program_sets_what_numba_reads_when_it_is_imported(tmp_path):
@@ -522,19 +375,23 @@ def test_a_program_sets_what_numba_reads_when_it_is_imported(tmp_path):
         "print(type(numba.njit(lambda x: x)).__name__, numba.config.NUMBA_NUM_THREADS, numba.__spec__.loader)\n"
     )
     for given, expected in (("0", "CPUDispatcher 1"), ("1", "function 1")):
-        code = "import runpy, sys; sys.argv[1:1] = ['run']; runpy.run_module('fastexchange', run_name='__main__', alter_sys=True)"
-        done = run_python(code, str(program), given)
+        done = run_python(RUN, str(program), given)
         assert done.stdout.startswith(f"[]\n{expected} ") and "SourceFileLoader" in done.stdout
+    done = run_python(RUN, "no/such/file.py", check=False)
+    assert done.returncode == 2 and "is not a file" in done.stderr
 
 
 @pytest.mark.slow
-def test_the_python_that_runs_this(accelerated):
+def test_the_python_that_runs_this():
     """Numba's own internal functions, compiled from now on, are kernels as well."""
 
-    @numba.njit
     def f(n):
         items = [float(i) for i in range(n)]
         counts = {i: i * 2 for i in range(n)}
         return sorted(items)[-1] + len(counts) + np.sort(np.array(items))[0]
 
-    assert f(4) == 7.0
+    accelerate()
+    try:
+        assert numba.njit(f)(4) == 7.0
+    finally:
+        decelerate()

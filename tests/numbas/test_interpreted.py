@@ -1,7 +1,6 @@
 """Kernels under ``NUMBA_DISABLE_JIT=1`` have what compiled ones have, so that a program runs there, too."""
 
-import pytest
-from interpreter import run_python
+from forked import fork_python
 
 PROGRAM = """
     import numpy as np
@@ -25,7 +24,24 @@ PROGRAM = """
     """
 
 
-@pytest.mark.slow
 def test_what_kernels_have():
-    compiled, interpreted = (run_python(PROGRAM, NUMBA_DISABLE_JIT=value).stdout.splitlines() for value in "01")
+    compiled, interpreted = (fork_python(PROGRAM, NUMBA_DISABLE_JIT=value).stdout.splitlines() for value in "01")
     assert [line.replace("False", "True") for line in compiled] == interpreted and len(compiled) == 3
+
+
+def test_without_a_compiler_kernels_are_pickled_and_nothing_is_precompiled():
+    code = """
+        import numpy as np
+        from numba import cloudpickle
+        from fastexchange import fast_args
+
+        FACTOR = 2
+
+        @fast_args(out="x[n] -> y[n]")
+        def scaled(x, y):
+            y[:] = FACTOR * x
+
+        assert scaled.precompile((np.ones(3),), "(float64[:],)") == []
+        print(cloudpickle.loads(cloudpickle.dumps(scaled))(np.ones(3)), fast_args(lambda x: x + 1)(1))
+        """
+    assert fork_python(code, NUMBA_DISABLE_JIT="1").stdout == "[2. 2. 2.] 2\n"

@@ -1,0 +1,545 @@
+"""Kernels with ``cache=True``: a second process compiles nothing, and nobody gets another function's code."""
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+import numba
+import numpy as np
+import pytest
+from forked import fork_python
+from numba.core.errors import NumbaWarning
+
+from fastexchange import fast_args
+from fastexchange.calls.kernel_cache import Entries
+from fastexchange.ground.disk_cache import CacheFolder
+
+# ---- entries -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Named:
+    number: int
+
+    def __repr__(self):
+        return "Named"
+
+
+def entries_in(tmp_path, depends_on: list) -> Entries:
+    return Entries(CacheFolder(tmp_path), "name", lambda code: code, lambda: tuple(depends_on))
+
+
+def test_a_signature_of_another_type_of_the_same_name(tmp_path):
+    """Types are compared, not only their names."""
+    one, other = ((), Named(1)), ((), Named(2))
+    entries = entries_in(tmp_path, [])
+    assert entries.load(one) is None
+    entries.save(one, "one")
+    assert entries.load(one) == "one" and entries.load(other) is None
+    entries.flush()
+    assert entries.load(one) is None
+    entries.release(one), entries.release(other)
+
+
+def test_what_changed_while_code_was_compiled_is_not_kept(tmp_path):
+    depends_on = ["before"]
+    entries = entries_in(tmp_path, depends_on)
+    for changed in ("after", "before"):
+        assert entries.load(((), 1)) is None
+        depends_on.append(changed)
+        entries.save(((), 1), "code")
+    assert entries.load(((), 1)) is None
+    entries.save(((), 1), "code")
+    assert entries.load(((), 1)) == "code"
+
+
+# ---- processes one after another ---------------------------------------------------------------------------------------
+
+RUN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.dont_write_bytecode = True
+import numba, numpy as np
+from module_of_the_test import *
+from fastexchange import fast_args
+from fastexchange.ground.cfunction import code_cache
+x, y = np.ones(3), np.zeros(3)
+before = code_cache.misses
+def called(kernel):
+    y[:] = 0
+    kernel(x, y)
+    return int(y[0])
+def hits(*kernels):
+    return sum(sum(each.stats.cache_hits.values()) for each in kernels)
+"""
+
+
+def run(folder: Path, code: str, *arguments: str, **environment: str):
+    return fork_python(RUN + dedent(code), str(folder), *arguments, **environment)
+
+
+def words_of(folder: Path, code: str, *arguments: str) -> list[str]:
+    return run(folder, code, *arguments).stdout.split()
+
+
+RESULTS = """
+import collections
+from fastexchange import fast_args
+Point = collections.namedtuple("Point", "x y")
+@fast_args(cache=True)
+def scaled(x, factor=2.0): return x.sum() * factor
+@fast_args(cache=True)
+def point(x): return Point(x[0], (x, 1))
+@fast_args(cache=True)
+def text(x): return "text" * x.size
+@fast_args(cache=True)
+def nothing(x): return None
+@fast_args(cache=True)
+def maybe(x, yes): return x.sum() if yes else None
+@fast_args(cache=True, parallel=False, fastmath=True)
+def item(x): return x[0]
+@fast_args(cache=True)
+def made(x): return x + 1
+"""
+
+
+def test_a_second_process_compiles_neither_kernels_nor_what_calls_them(tmp_path):
+    """What boxing needs survives the way to the disk. Entries are beside the file, by default."""
+    (tmp_path / "module_of_the_test.py").write_text(RESULTS)
+    code = """
+        x = np.arange(2.0)
+        assert [scaled(x), item(x), scaled(x), item(x)] == [2.0, 0.0] * 2
+        entries_made = code_cache.misses - before
+        for _ in range(3):
+            got = point(x)
+            assert type(got) is Point and got.x == 0.0 and got.y[0] is x and got.y[1] == 1
+            assert scaled(x) == 2.0 and text(x) == "texttext" and nothing(x) is None
+            assert maybe(x, True) == 1.0 and maybe(x, False) is None
+            assert item(np.array(["2024-01-02"], "M8[D]")) == np.datetime64("2024-01-02")
+            assert item(np.ones(2, "M8[s]")).dtype == np.dtype("M8[s]")
+            assert item(np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")])).b == 2.0
+            assert made(x).tolist() == [1.0, 2.0] and made(x.astype("c8")).dtype == np.complex64
+        kernels = scaled, point, text, nothing, maybe, item, made
+        print(hits(*kernels), sum(sum(each.stats.cache_misses.values()) for each in kernels), scaled.counts().fast)
+        print(entries_made)
+        """
+    found = [run(tmp_path, code, NUMBA_CACHE_DIR="").stdout.split() for _ in range(2)]
+    assert found[0][:3] == ["0", "11", "4"] and found[1] == ["11", "0", "4", "0"]
+    assert {entry.parent for entry in tmp_path.rglob("*.entry")} == {tmp_path / "__pycache__" / "fastexchange"}
+
+
+MODULE = r'''
+import math
+import numba
+from fastexchange import fast_args
+
+def scaled(factor, decorate):
+    def times(x, y):
+        for i in range(x.shape[0]):
+            y[i] = x[i] * factor
+    return decorate(times)
+
+def scaled_at_length(factor, decorate):
+    """Too long to be inlined."""
+    namespace = {"math": math, "__name__": __name__}
+    step = "            if x[i] > {0}: y[i] += math.sin(x[i] * {0}) + math.cos(y[i])\n"
+    steps = "".join(map(step.format, range(2, 60)))
+    body = f"    def times(x, y):\n        for i in range(x.shape[0]):\n{steps}            y[i] += x[i] * factor\n"
+    exec(compile(f"def scaled(factor):\n{body}    return times\n", __file__, "exec"), namespace)
+    return decorate(namespace["scaled"](factor))
+
+def by_text(text, **options):
+    namespace = {"__name__": __name__}
+    exec(compile(f"def times(x, y):\n    y[0] = {text}", __file__, "exec"), namespace)
+    return fast_args(cache=True, **options)(namespace["times"])
+
+def calling(factor):
+    """What it calls is too long to be part of its own code, raises, and has a block of Python."""
+    namespace = {"math": math, "numba": numba, "__name__": __name__}
+    steps = "".join(f"    if x[0] > {i}: s += math.sin(x[0] * {i})\n" for i in range(2, 60))
+    exec(f"""
+def helper(x):
+    s = x[0] * {factor}
+{steps}
+    if s > 100:
+        raise ValueError("{factor}", s)
+    y = x.astype("f{4 if factor == '2' else 8}")
+    with numba.objmode(seen="float64"):
+        seen = y[1]
+    return s + seen - 1
+""", namespace)
+    helper = numba.njit(namespace["helper"])
+    return fast_args(cache=True)(lambda x: helper(x))
+
+def calling_given(helper, decorate):
+    @decorate
+    def kernel(x, y): helper(x, y), helper(x[:0], y)
+    return kernel
+
+@numba.njit
+def even(n): return True if n == 0 else odd(n - 1)
+@numba.njit
+def odd(n): return False if n == 0 else even(n - 1)
+@fast_args(cache=True)
+def parity(n): return even(n)
+'''
+
+
+@pytest.fixture
+def module(tmp_path) -> Path:
+    (tmp_path / "module_of_the_test.py").write_text(MODULE)
+    return tmp_path
+
+
+def compile_apart(module: Path, make: str, decorate: str) -> None:
+    """Compile two kernels of one name, which give 2 and 3, in a process each."""
+    for factor in (2, 3):
+        run(module, f"assert called({make}({factor}.0, {decorate})) == {factor}")
+
+
+@pytest.mark.parametrize("decorate", ["fast_args(cache=True)", "numba.njit(cache=True)"])
+def test_namesakes_that_were_compiled_in_different_processes(module, decorate):
+    """Numba gives them the same symbols, by which LLVM finds functions: ours are mended, of others one is called by Numba."""
+    compile_apart(module, "scaled", decorate)
+    code = f"""
+        loaded = [scaled(factor, {decorate}) for factor in (2.0, 3.0)]
+        for each in loaded:
+            each(x, y)
+        one, other = (each.overloads[each.signatures[0]].fndesc.llvm_func_name for each in loaded)
+        print(hits(*loaded), one == other)
+        two, three = map(fast_args, loaded)
+        for _ in range(30):
+            print(called(two), called(three))
+        assert three.counts().fast >= 29
+        y[:] = 0
+        three.bind(x, y)()
+        print(int(y[0]))
+        """
+    nested = """
+        @numba.njit
+        def both(x, y, z):
+            two(x, y), three(x, z)
+        z = np.zeros(3)
+        both(x, y, z)
+        print(int(y[0]), int(z[0]))
+        """
+    if decorate == "numba.njit(cache=True)":
+        assert words_of(module, code) == ["2", "True"] + ["2", "3"] * 30 + ["3"]
+    else:
+        assert words_of(module, code + nested)[2:] == ["2", "3"] * 30 + ["3", "2", "3"]
+
+
+@pytest.mark.parametrize("make", ["scaled", "scaled_at_length"])
+def test_launches_bound_to_kernels_of_one_name(module, make):
+    compile_apart(module, make, "numba.njit(cache=True)")
+    code = f"""
+        for factor in (2.0, 3.0):
+            kernel = fast_args({make}(factor, numba.njit(cache=True)))
+            kernel(x, y)
+            y[:] = 0
+            kernel.bind(x, y)()
+            print(int(y[0]))
+        """
+    assert words_of(module, code) == ["2", "3"]
+
+
+def test_functions_of_one_name_that_kernels_call(module):
+    """Numba gives them, and their objects, the same symbols."""
+    code = """
+        kernels = [calling(factor) for factor in sys.argv[2]]
+        for kernel in kernels:
+            print(kernel(x), *kernel.stats.cache_hits.values())
+            try:
+                kernel(x * 1000)
+            except ValueError as raised:
+                print(raised.args[0])
+        """
+    for factor in "624":  # the first compiles more, so that its functions have other numbers than those of the others
+        assert words_of(module, code, factor) == [f"{factor}.0", factor]
+    assert words_of(module, code, "242") == ["2.0", "1", "2", "4.0", "1", "4", "2.0", "1", "2"]
+
+
+@pytest.mark.parametrize("decorate", ["fast_args(cache=True)", "fast_args"])
+def test_functions_that_others_call_after_a_kernel(module, decorate):
+    """LLVM changes what a function takes that nobody else can call; the linker does not ask whether anybody else can."""
+    code = f"""
+        helper = scaled_at_length(2.0, numba.njit)
+        kernel = calling_given(helper, {decorate})
+        for _ in range(3):
+            print(called(kernel))
+        @numba.njit
+        def others(x, y, z):
+            helper(x, y), helper(x, z)
+        z = np.zeros(3)
+        print(called(lambda x, y: others(x, y, z)), int(z[0]), called(kernel))
+        """
+    assert words_of(module, code) == ["2"] * 6
+
+
+def test_functions_that_call_one_another(module):
+    """Numba finds addresses for such names when it compiles; what is loaded has none for them, and LLVM ends the process."""
+    for _ in range(2):
+        done = run(module, "print(parity(7), parity(8))")
+        assert done.stdout.split() == ["False", "True"] and "calls itself through another function" in done.stderr
+
+
+def test_constants_and_options_are_part_of_a_kernels_key(module):
+    """Numba's own key has neither, so that it takes one for the other. With bounds checked, unchecked code is not good enough."""
+    code = """
+        kernels = [by_text("x[0] + 1"), by_text("x[0] + 2")]
+        print(*map(called, kernels), hits(*kernels))
+        called(by_text("x[0] * 0.1 + 0.2", locals={"y": numba.float64[::1]})), called(by_text("x[0] * 0.1 + 0.2"))
+        for numba.config.BOUNDSCHECK, options in ((None, {}), (None, {"boundscheck": True}), (1, {}), (None, {})):
+            kernel = by_text("x[7 + len(x)]", **options)
+            try:
+                kernel(x, y)
+                print(hits(kernel))
+            except IndexError:
+                print("checked")
+        """
+    assert words_of(module, code) == ["2", "3", "0", "0", "checked", "checked", "1"]
+    assert words_of(module, code) == ["2", "3", "2", "1", "checked", "checked", "1"]
+
+
+# ---- what a key has ----------------------------------------------------------------------------------------------------
+
+USER = """
+import collections, enum, sys
+import numba, numpy as np
+from fastexchange import fast_args
+import helper_of_the_test as helper
+from helper_of_the_test import calls
+
+LIMIT, TABLE = 1, np.arange(3.0) * 1
+Point, Colour = collections.namedtuple("Point", "a b"), enum.Enum("Colour", {{"red": 1}})
+
+@numba.experimental.jitclass([("number", numba.float64)])
+class Holder:
+    def __init__(self, number):
+        self.number = number
+    def get(self):
+        return self.number
+
+@fast_args(cache=True)
+def used(x, y=0): return {}
+"""
+HELPER = """
+import numba
+DEEP = 1
+@numba.njit
+def inner(x): return x.sum() + DEEP
+@numba.njit
+def calls(x): return inner(x)
+"""
+CHANGES = {
+    "its own code": ("x.sum() - 1", "used(x)", "x.sum() - 1", "x.sum() - 0", "2.0 0 2.0 1 3.0 0 3.0 1"),
+    "a global": ("x[0] + LIMIT", "used(x)", "LIMIT, TABLE = 1", "LIMIT, TABLE = 2", "2.0 0 2.0 1 3.0 0 3.0 1"),
+    "an array": ("x[0] + TABLE[1]", "used(x)", "np.arange(3.0) * 1", "np.arange(3.0) * 2", "2.0 0 2.0 1 3.0 0 3.0 1"),
+    "another module's constant": ("x[0] + helper.DEEP", "used(x)", "DEEP = 1", "DEEP = 2", "2.0 0 2.0 1 3.0 0 3.0 1"),
+    "what another module calls": ("calls(x) - 2", "used(x)", "x.sum() + DEEP", "x.sum() + 1 + DEEP", "2.0 0 2.0 1 3.0 0 3.0 1"),
+    "an attribute's constant": ("helper.calls(x) - 2", "used(x)", "DEEP = 1", "DEEP = 2", "2.0 0 2.0 1 3.0 0 3.0 1"),
+    "fields of a named tuple": ("y.a - y.b", "used(x, Point(a=5, b=2))", '"a b"', '"b a"', "3 0 3 1 3 0 3 1"),
+    "an enumeration": ("y.value + x[0]", "used(x, Colour.red)", '"red": 1', '"red": 2', "2.0 0 2.0 1 3.0 0 3.0 1"),
+    "a jitclass": ("y.get()", "used(x, Holder(7.0))", "self.number\n\n", "-self.number\n\n", "7.0 0 7.0 0 -7.0 0 -7.0 0"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_kernel_names_is_part_of_its_key(tmp_path, change):
+    """Types of users mean what they mean in this process. The kernel's file has the size and the time that it had."""
+    expression, call, before, after, expected = CHANGES[change]
+    found = []
+    for text in (before, before, after, after):
+        for name, source in (("module_of_the_test", USER.format(expression)), ("helper_of_the_test", HELPER)):
+            assert before in USER.format(expression) + HELPER
+            file = tmp_path / f"{name}.py"
+            file.write_text(source.replace(before, text))
+            os.utime(file, (1e9, 1e9))
+        found += words_of(tmp_path, f"print({call}, hits(used))")
+    assert " ".join(found) == expected
+
+
+EXTENSION = """
+    import sys
+    import numba, numpy as np
+    from numba import types
+    from numba.extending import box, models, register_model, type_callable, lower_builtin
+    from fastexchange import fast_args
+
+    class Money(types.Number):
+        def __init__(self):
+            super().__init__(name="Money")
+
+    money = Money()
+
+    def as_money(x):
+        pass
+
+    @type_callable(as_money)
+    def typed(context):
+        return lambda x: money
+
+    @register_model(Money)
+    class Model(models.PrimitiveModel):
+        def __init__(self, manager, of):
+            super().__init__(manager, of, models.ir.DoubleType())
+
+    @lower_builtin(as_money, types.float64)
+    def lowered(context, builder, signature, values):
+        return values[0]
+
+    @box(Money)
+    def boxed(of, value, c):
+        return c.pyapi.float_from_double(c.builder.fmul(value, value.type(float(sys.argv[1]))))
+
+    paid = fast_args(lambda x: as_money(x[0]))
+    print(paid(np.ones(3)), paid(np.ones(3)))
+    """
+
+
+def test_results_of_types_of_users_are_made_by_this_process():
+    """Types of one name, in two programs, with another way to Python each."""
+    for factor in ("2.0", "3.0"):
+        assert fork_python(EXTENSION, factor).stdout.split() == [factor] * 2
+
+
+LEVELS = r"""
+    class Level:
+        def __init__(self, number): self.number = number
+    from numba.extending import typeof_impl, register_model, models, overload_attribute
+    from numba.core.imputils import lower_constant
+    from numba import types
+    class LevelType(types.Type):
+        def __init__(self, number):
+            self.number = number
+            super().__init__(f"Level({number})")
+    register_model(LevelType)(models.OpaqueModel)
+    typeof_impl.register(Level)(lambda value, context: LevelType(value.number))
+    lower_constant(LevelType)(lambda context, builder, kind, value: context.get_dummy_value())
+    @overload_attribute(LevelType, "number")
+    def number(level):
+        constant = level.number
+        return lambda level: constant
+    for level in (1, 2):
+        namespace = {"LEVEL": Level(level), "__name__": "__main__"}
+        exec(compile("def used(x): return x[0] + LEVEL.number", sys.modules["module_of_the_test"].__file__, "exec"), namespace)
+        print(fast_args(cache=True)(namespace["used"])(x))
+    """
+
+
+def test_a_kernel_that_names_what_cannot_be_told(module):
+    """It is compiled by each process, which is said."""
+    done = run(module, LEVELS)
+    assert done.stdout.split() == ["2.0", "3.0"]
+    assert "used is compiled by each process: 'LEVEL', named by used, is a 'Level'" in done.stderr
+    assert not list(module.rglob("*used-*.entry"))
+
+
+# ---- in one process ----------------------------------------------------------------------------------------------------
+
+
+def imported_anew(name: str):
+    sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+def test_a_loaded_function_whose_global_has_changed_since(tmp_path, monkeypatch):
+    """What calls it is compiled with its code of before, and is not kept as if it were compiled with that of now."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "outer_of_the_test.py").write_text(
+        "from fastexchange import fast_args\nLIMIT = 1\n"
+        "@fast_args(cache=True)\ndef inner(x): return x + LIMIT\n"
+        "@fast_args(cache=True)\ndef outer(x): return inner(x)\n"
+    )
+    assert imported_anew("outer_of_the_test").inner(1.0) == 2.0
+    module = imported_anew("outer_of_the_test")
+    assert module.inner(1.0) == 2.0 and list(module.inner.stats.cache_hits.values()) == [1]
+    module.LIMIT = 2
+    with pytest.warns(NumbaWarning, match="each process: 'inner', named by outer, has been compiled already"):
+        assert module.outer(1.0) == 2.0
+    module = imported_anew("outer_of_the_test")
+    module.LIMIT = 2
+    assert module.outer(1.0) == 3.0
+
+
+def test_a_kernel_with_a_cache_forgets_its_entries(module, monkeypatch):
+    """``recompile`` is Numba's: it flushes the cache and compiles anew."""
+    monkeypatch.syspath_prepend(module)
+    kernel = imported_anew("module_of_the_test").scaled(2.0, fast_args(cache=True))
+    y = np.zeros(3)
+    kernel(np.ones(3), y)
+    before = set(module.rglob("*.entry"))
+    kernel.recompile()
+    kernel(np.ones(3), y)
+    assert before and y.tolist() == [2.0] * 3 and len(set(module.rglob("*.entry"))) == len(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this platform does not tell who owns a file")
+def test_kernels_are_not_kept_where_others_can_write(module):
+    folder = module / "__pycache__" / "fastexchange"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    done = run(module, "print(called(scaled(2.0, fast_args(cache=True))))", NUMBA_CACHE_DIR="")
+    assert done.stdout.split() == ["2"] and "other users can write" in done.stderr
+    assert not list(folder.iterdir())
+
+
+def test_a_kernel_with_cache_where_nothing_can_be_written():
+    """``njit(cache=True)`` raises there; a kernel warns, and runs."""
+    names: dict = {}
+    source = "from fastexchange import fast_args\n@fast_args(cache=True)\ndef kernel(x):\n    return x + 1\n"
+    with pytest.warns(RuntimeWarning, match="cannot cache"):
+        exec(compile(source, "<made up>", "exec"), names)
+    assert names["kernel"](1) == 2
+
+
+# ---- ``kernel.explain(…)`` says where the code for a call's types comes from, and makes none ------------------------------
+
+ARGUMENTS = np.ones(3), 2
+
+
+def product(x, y):
+    return x * y
+
+
+def how(kernel) -> str:
+    outcome = kernel.explain(*ARGUMENTS).outcome
+    return outcome.removeprefix("new: the next such call ").removesuffix(" it")
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_code_on_disk_is_explained(tmp_path, monkeypatch, is_kept):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    first = fast_args(product, cache=is_kept)
+    assert how(first) == "compiles"
+    first(*ARGUMENTS)
+    assert first.explain(*ARGUMENTS).kind == "native"
+    second = fast_args(product, cache=is_kept)
+    assert how(second) == ("loads" if is_kept else "compiles") and second.explain(*ARGUMENTS).kind == "new"
+    assert not second.overloads and not second.stats.cache_hits and not second.stats.cache_misses
+    second(*ARGUMENTS)
+    assert sum(second.stats.cache_hits.values()) == is_kept
+    for file in (file for file in tmp_path.rglob("*") if file.is_file()):
+        file.write_bytes(file.read_bytes()[:-1])  # is not believed
+    assert how(fast_args(product, cache=is_kept)) == "compiles"
+
+
+def test_code_that_is_compiled_is_explained():
+    kernel = fast_args(product)
+    kernel.precompile("(float64[::1], int64)")
+    assert how(kernel) == "finds compiled code, and takes"
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_code_in_a_pickle_is_explained(tmp_path, is_compiled):
+    code = "import pathlib, pickle, sys; from test_kernel_cache import *; kernel = fast_args(product); "
+    code += "kernel(*ARGUMENTS); " * is_compiled + "pathlib.Path(sys.argv[1]).write_bytes(pickle.dumps(kernel))"
+    fork_python(code, str(tmp_path / "kernel"))  # in this process, tests may have registered extensions, which a pickle is for
+    code = "import pathlib, pickle, sys; from test_kernel_cache import how; "
+    code += "kernel = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()); print(how(kernel), len(kernel.overloads))"
+    printed = fork_python(code, str(tmp_path / "kernel")).stdout.strip()
+    assert printed == ("loads 0" if is_compiled else "compiles 0")

@@ -1,0 +1,137 @@
+"""What calls and exchanges have to give whatever way they take, for interpreters and libraries that are not as expected."""
+
+import array
+import atexit
+import collections
+import functools
+import pickle
+import sys
+import textwrap
+
+from forked import Ended, Stage
+
+_PRELUDE = """
+import numpy, numba
+numba.njit(lambda x: x.sum())(numpy.ones(3))
+try:
+    import torch
+except ImportError:
+    pass
+"""
+
+
+@functools.cache
+def _stage() -> Stage:
+    stage = Stage(_PRELUDE)
+    atexit.register(stage.close)
+    return stage
+
+
+def run_changed(code: str, *arguments: str, **environment: str) -> Ended:
+    """Run `code` in an interpreter that has imported NumPy, Numba and PyTorch, not this package."""
+    ended = _stage().run(textwrap.dedent(code), *arguments, seconds=500, exits=False, **environment)
+    assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
+    return ended
+
+
+class Protocol:
+    """A tensor to DLPack alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+def raises(call, *words: str) -> bool:
+    try:
+        call()
+    except TypeError as error:
+        return all(word in str(error) for word in words)
+    return False
+
+
+def check():
+    """Calls, bound launches and exchanges are right. Returns two kernels: of tensors, and of a string, a number and a buffer."""
+    import numpy as np
+
+    from fastexchange import BoundLaunch, convert, fast_args, from_dlpack, to_dlpack
+
+    kernel = fast_args(lambda a, x, pair, y=2.0: a * x.sum() + pair[0] + y)
+    twice = fast_args(lambda x: 2 * x)
+    same = fast_args(lambda x: x)
+    length = fast_args(lambda text, i, buffer: len(text) + i + buffer[1])
+
+    @fast_args
+    def sums(items):
+        s = 0.0
+        for item in items:
+            s += item.sum()
+        return s
+
+    @fast_args
+    def axpy(a, x, y):
+        for i in range(x.shape[0]):
+            y[i] += a * x[i]
+        return y
+
+    @fast_args(out="x[n] -> y[n]")
+    def doubled(x, y):
+        for i in range(x.shape[0]):
+            y[i] = 2 * x[i]
+
+    makers = [np.ones, lambda n: Protocol(np.ones(n))]
+    if torch := sys.modules.get("torch"):
+        makers.append(lambda n: torch.ones(n, dtype=torch.float64))
+    for _ in range(20):
+        for make in makers:
+            x = make(3)
+            for result in kernel(2.0, x, (1.0, 2.0)), kernel(2.0, x=x, pair=(1.0, 2.0)), kernel(2.0, x, Pair(1.0, x)):
+                assert result == 9.0
+            assert sums([x, x]) == sums((x, x)) == 6.0 and same(x) is x
+            assert kernel.bind(2.0, x, (1.0, 2.0))() == 9.0
+            assert np.asarray(doubled(x)).tolist() == np.asarray(doubled.bind(x)()).tolist() == [2.0] * 3
+            if type(x) is not Protocol:
+                made = twice(x)
+                assert type(made) is type(x) and made.tolist() == [2.0] * 3
+        for text in ("abc", "\u20ac\U0001f600c"):
+            for number in (1, np.int16(1), np.float32(1)):
+                assert length(text, number, array.array("h", [1, 2])) == 6
+    for make in makers:
+        x = make(3)
+        count = sys.getrefcount(x)
+        for exchanged in (from_dlpack(x), from_dlpack(x, copy=None), convert(x, np.ndarray)):
+            exchanged[0] += 1.0
+        assert from_dlpack(x).tolist() == [4.0, 1.0, 1.0] and "dltensor" in repr(to_dlpack(x))
+        if torch:
+            assert convert(x, torch.Tensor).tolist() == [4.0, 1.0, 1.0]
+        del exchanged
+        assert sys.getrefcount(x) == count, type(x)
+    assert twice(np.ones(6)[::-2]).tolist() == [2.0] * 3
+    readonly = np.ones(3)
+    readonly.flags.writeable = False
+    assert not from_dlpack(Protocol(readonly)).flags.writeable and from_dlpack(np.ones(3)).flags.writeable
+    assert from_dlpack(np.empty((0, 3))).shape == (0, 3) and from_dlpack(array.array("h", [1, 2])).tolist() == [1, 2]
+
+    x, y = np.arange(3.0), np.ones(3)
+    launch, made = axpy.bind(1.0, x=x, y=y), doubled.bind(x)
+    assert isinstance(launch, BoundLaunch) and launch.kernel is axpy and "axpy" in repr(launch)
+    launch(), launch()
+    assert y.tolist() == [1.0, 3.0, 5.0]
+    z = np.zeros(3)
+    assert launch.rebind(y=z, a=2.0) is launch and launch() is z and z.tolist() == [0.0, 2.0, 4.0] and launch.arguments[1] is x
+    x.__setstate__(np.ones(5).__reduce__()[2])  # it follows what becomes of a tensor
+    launch.rebind(y=np.zeros(5))
+    assert launch().tolist() == [2.0] * 5
+    for wrong in (lambda: launch(1.0), lambda: launch.rebind(b=z), lambda: axpy.bind(1.0), lambda: pickle.dumps(launch)):
+        assert raises(wrong)
+    assert made.rebind(x=np.arange(3.0), y=None)() is made() is made.arguments[1] and made().tolist() == [0.0, 2.0, 4.0]
+    assert raises(lambda: kernel(2.0), "missing 2 required") and raises(lambda: twice(object()), "argument 'x' (position 0)")
+    return kernel, length
