@@ -286,6 +286,15 @@ def test_a_buffer_is_released_however_a_call_ends(holder):
         assert not is_held(thing)
 
 
+def test_a_buffer_that_is_refused_is_released():
+    thing = some_bytes()
+    odd = memoryview(thing).cast("c")  # a format of which DLPack has no elements
+    for take in (from_dlpack, to_dlpack, lambda x: works(x, 1), lambda x: works_unlocked(x, 1)):
+        assert type_and_message(take, odd)[0] is BufferError
+    odd.release()
+    assert not is_held(thing)
+
+
 @pytest.mark.filterwarnings("ignore:Code running in object mode")
 def test_a_buffer_is_held_while_the_kernel_runs():
     thing, seen = some_bytes(), []
