@@ -302,6 +302,7 @@ CONTENTS = {
     **{f"a stride of {step}{other}": (of_shape((count,), (step,)), ends, word)
        for step in [2**62, -(2**63), 2**63 - 1, -(2**62), 2**60, 2**61, -(2**60)]
        for other, count, ends, word in (("", 2, REFUSED, "64 bits"), (", one element", 1, (REFUSED, 0.0), ""))},
+    "strides that reach too far together": (of_shape((2, 2), (2**55, 2**55)), REFUSED, "64 bits"),
     "strides NULL and too many elements": ({"ndim": 2, "shape": (2**40, 2**40), "strides": None}, REFUSED, "64 bits"),
     **{f"NULL data and a byte offset of {offset}": ({"data": 0, "byte_offset": offset}, REFUSED, "NULL")
        for offset in (0, 8, 4088, 4096, 8192, 2**20, 2**40)},
