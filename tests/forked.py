@@ -19,7 +19,7 @@ import pytest
 from interpreter import environment_of, lines_said, run_python
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
-SECONDS = 120
+SECONDS = 240
 """After which an interpreter counts as stuck and is ended. Only a failure takes that long."""
 
 
@@ -138,14 +138,16 @@ def _stage() -> Stage:
     return stage
 
 
-def fork_python(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
+def fork_python(
+    code: str, *arguments: str, check: bool = True, seconds: int = SECONDS, **environment: str
+) -> subprocess.CompletedProcess:
     """As ``run_python``, in a fork of an interpreter that has imported NumPy, Numba, PyTorch if installed, and this package.
 
     No kernel has been made there, but Numba has compiled. `environment`: what is read at import is as it is in this process.
     """
     if not hasattr(os, "fork"):
         return run_python(code, *arguments, check=check, **environment)
-    ended = _stage().run(textwrap.dedent(code), *arguments, exits=False, **environment)
+    ended = _stage().run(textwrap.dedent(code), *arguments, seconds=seconds, exits=False, **environment)
     if check:
         assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
     return subprocess.CompletedProcess(code, ended.code, ended.stdout, ended.stderr)
