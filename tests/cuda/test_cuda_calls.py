@@ -495,6 +495,10 @@ def test_what_only_the_package_takes(stub, package, name):
         assert len(stub.launches) == 1 and all(any(copy in api for api in names) for copy in copies), names
     assert "own launch" in str(kernel.explain(1.0, value)) and kernel.counts().fast == 0
     is_refused(lambda: kernel[1, 32].bind(1.0, value), TypeError, "cannot be bound")
+    stub.fail(stub.launches[-1].api, 719)
+    with pytest.raises(Exception, match="LAUNCH_FAILED"):  # the package's own error
+        kernel[1, 32](1.0, value)
+    kernel[1, 32](1.0, value)
 
 
 @both_packages
