@@ -7,18 +7,73 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import zlib
 from pathlib import Path
 
 import pytest
 
 import fastexchange
+from fastexchange.ground import shipped
 from fastexchange.ground.cfunction import code_cache
+from fastexchange.ground.disk_cache import NotBelieved
+from fastexchange.ground.numba_code import native_code_depends_on
+from fastexchange.ground.sources import digest_of
 
 PACKAGE = Path(fastexchange.__file__).parent
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (sys.platform == "linux" and os.uname().machine == "x86_64"), reason="made on Linux with x86-64"),
-]
+
+# ---- the file ----------------------------------------------------------------------------------------------------------
+
+PACK = "fastexchange.dispatch.pack"
+CODE = shipped.ShippedCode(native_code_depends_on(), {PACK: (digest_of(PACK)[0], "code")}, {("m", "f"): 1}, {("m", "p"): 2}, True)
+
+
+def with_changed(**changes):
+    return lambda file: shipped.write(file, CODE._replace(**changes))
+
+
+def with_bytes(change):
+    return lambda file: file.write_bytes(change(file.read_bytes()))
+
+
+UNFIT = {
+    "truncated": (with_bytes(lambda data: data[:-10]), "cannot be read"),
+    "a flipped bit": (with_bytes(lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:]), "cannot be read"),
+    "a wrong checksum": (
+        with_bytes(lambda data: zlib.compress(zlib.decompress(data)[:-1] + b"!")), "checksum"),
+    "something else": (with_bytes(lambda data: b"something else"), "cannot be read"),
+    "missing": (Path.unlink, "none is installed"),
+    "another format": (with_bytes(lambda data: zlib.compress(shipped.framed("()", ((), {})))), "the format of another version"),
+    "other contents": (with_changed(sources=7), "the format of another version"),
+    "other functions": (with_changed(functions=[]), "the format of another version"),
+    "another platform": (with_changed(depends_on=("cp3", *CODE.depends_on[1:])), "the ABI of Python is"),
+    "another Numba": (with_changed(depends_on=(CODE.depends_on[0], "0.1", *CODE.depends_on[2:])), "the version of Numba is"),
+    "other sources": (with_changed(sources={PACK: ("another", "code")}), "dispatch.pack has changed"),
+    "a source's digest as one of code": (with_changed(sources={PACK: ("", digest_of(PACK)[0])}), "dispatch.pack has changed"),
+    "an unknown module": (with_changed(sources={"fastexchange.gone": ("", "")}), "fastexchange.gone has changed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_file_that_does_not_fit_is_not_used(what, tmp_path, monkeypatch):
+    spoil, why = UNFIT[what]
+    file = tmp_path / "own.code"
+    monkeypatch.setattr(shipped, "own_path", lambda: file)
+    shipped.write(file, CODE)
+    assert shipped.read(file) == CODE == shipped.shipped_code.__wrapped__()
+    spoil(file)
+    with pytest.raises(NotBelieved, match=why):
+        shipped.read(file)
+    found = shipped.shipped_code.__wrapped__()
+    assert why in found.why_not and not found.functions and not found.parts and not found.is_proved
+
+
+# ---- packages that have it ---------------------------------------------------------------------------------------------
+
+ON_LINUX = sys.platform == "linux" and os.uname().machine == "x86_64"
+
+
+def slow(function):
+    return pytest.mark.slow(pytest.mark.skipif(not ON_LINUX, reason="made on Linux with x86-64")(function))
 
 
 def run(root: Path, code: str, **environment: str) -> str:
@@ -94,11 +149,24 @@ KERNELS = """
 """
 
 
+@slow
 def test_all_kinds_of_calls_compile_nothing_of_the_package(built):
+    """It fits its tensors of PyTorch, too."""
     printed = run(
         built,
         KERNELS
         + """
+    try:
+        import torch
+    except ImportError:
+        torch = None
+    if torch:
+        t = torch.arange(4.0)
+        for _ in range(20):
+            add(t, 1.0)
+        assert t.tolist() == [20, 21, 22, 23]
+        assert isinstance(both(t, t), torch.Tensor) or both(t, t)[0] == 40
+        assert fastexchange.convert(t, np.ndarray)[0] == fastexchange.from_dlpack(t)[0] == 20
     print(cfunction.code_cache.shipped > 10, cfunction.shipped_code().why_not or "used", cfunction.shipped_code().is_proved)
         """,
         NUMBA_CACHE_DIR="/dev/null/nowhere",
@@ -107,23 +175,7 @@ def test_all_kinds_of_calls_compile_nothing_of_the_package(built):
     assert printed == "True used True\n"
 
 
-def test_it_fits_its_tensors_of_pytorch(built):
-    pytest.importorskip("torch")
-    run(
-        built,
-        KERNELS
-        + """
-    import torch
-    t = torch.arange(4.0)
-    for _ in range(20):
-        add(t, 1.0)
-    assert t.tolist() == [20, 21, 22, 23]
-    assert isinstance(both(t, t), torch.Tensor) or both(t, t)[0] == 40
-    assert fastexchange.convert(t, np.ndarray)[0] == fastexchange.from_dlpack(t)[0] == 20
-        """,
-    )
-
-
+@slow
 def test_every_native_function_of_the_package_is_in_it(built):
     printed = run(built, "from fastexchange.ground.shipped import shipped_code as s; print(sorted({*s().functions, *s().parts}))")
     expected = set()
@@ -138,6 +190,7 @@ def test_every_native_function_of_the_package_is_in_it(built):
     assert expected and {*ast.literal_eval(printed)} == expected
 
 
+@slow
 def test_what_makes_it_needs_no_optional_package():
     """It is made where nothing but the package's own requirements is installed."""
     assert int(run(PACKAGE.parent, """
@@ -149,89 +202,27 @@ def test_what_makes_it_needs_no_optional_package():
     """)) > 90
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"NUMBA_OPT": "0"}, {"NUMBA_CPU_NAME": "generic"}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
-        {"NUMBA_BOUNDSCHECK": "1"},
-    ],
-    ids=str,
-)  # fmt: skip
+@slow
+@pytest.mark.parametrize("environment", [
+    {"NUMBA_OPT": "0", "NUMBA_BOUNDSCHECK": "1"}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
+], ids=str)  # fmt: skip
 def test_with_settings_of_numba(built, environment):
     run(built, KERNELS, **environment)
 
 
+@slow
 def test_jit_disabled(built):
     code = "import fastexchange, numpy; print(fastexchange.fast_args(lambda x: x.sum())(numpy.ones(3)))"
     assert run(built, code, NUMBA_DISABLE_JIT="1") == "3.0\n"
 
 
-def _truncated(file: Path):
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def _flipped(file: Path):
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
-
-def _replaced(file: Path):
-    file.write_bytes(b"something else")
-
-
-def _of_another_platform(file: Path):
-    (other,) = set(file.parent.iterdir()) - {file}
-    shutil.copy(other, file)
-
-
-def _of_another_numba(file: Path):
-    from fastexchange.ground import shipped
-
-    code = shipped.ShippedCode(*shipped.unframed(shipped.zlib.decompress(file.read_bytes()), wanted=None))
-    shipped.write(file, code._replace(depends_on=(code.depends_on[0], "0.1", *code.depends_on[2:])))
-
-
-def _of_other_sources(file: Path):
-    source = file.parents[1] / "dispatch" / "pack.py"
-    source.write_text(source.read_text() + "\n")
-
-
-def _of_another_format(file: Path):
-    from fastexchange.ground import shipped
-
-    file.write_bytes(shipped.zlib.compress(shipped.framed("()", ((), {}))))
-
-
-def _of_other_contents(file: Path):
-    from fastexchange.ground import shipped
-
-    code = shipped.ShippedCode(*shipped.unframed(shipped.zlib.decompress(file.read_bytes()), wanted=None))
-    shipped.write(file, code._replace(sources=7))
-
-
-def _missing(file: Path):
-    file.unlink()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
-        (_truncated, "cannot be read"), (_flipped, "cannot be read"), (_replaced, "cannot be read"),
-        (_missing, "none is installed"), (_of_another_format, "the format of another version"),
-        (_of_other_contents, "the format of another version"),
-        (_of_another_platform, "the ABI of Python is"), (_of_another_numba, "the version of Numba is"),
-        (_of_other_sources, "dispatch.pack has changed"),
-    ],
-)  # fmt: skip
-def test_a_file_that_does_not_fit_is_not_used(copied, spoil, why):
-    (file,) = (copied / "fastexchange" / "_native").glob("*-x86_64-*.code")
-    spoil(file)
-    printed = run(copied, "from fastexchange.ground.shipped import shipped_code as s; print(s().why_not, len(s().functions))")
-    assert why in printed and printed.endswith(" 0\n")
-
-
+@slow
 def test_without_it_native_code_is_compiled_and_the_user_is_told(copied):
+    source = copied / "fastexchange" / "dispatch" / "pack.py"
+    source.write_text(source.read_text() + "\n")
+    printed = run(copied, "from fastexchange.ground.shipped import shipped_code as s; print(s().why_not, len(s().functions))")
+    assert "dispatch.pack has changed" in printed and printed.endswith(" 0\n")
+    source.write_text(source.read_text()[:-1])
     shutil.rmtree(copied / "fastexchange" / "_native")
     if code_cache.directory is not None:  # what these tests' own package has compiled fits the copy, too
         run(copied, KERNELS, NUMBA_CACHE_DIR=str(Path(code_cache.directory).parent))
@@ -243,6 +234,7 @@ def test_without_it_native_code_is_compiled_and_the_user_is_told(copied):
     assert "later processes load it" in done.stderr and "once" not in done.stderr
 
 
+@slow
 @pytest.mark.parametrize("is_zip", [False, True], ids=["folder", "zip"])
 def test_a_package_without_source_files(copied, is_zip):
     """Bytecode says as well as source files which native code is of it."""
@@ -258,6 +250,7 @@ def test_a_package_without_source_files(copied, is_zip):
     assert run(copied, program, NUMBA_CACHE_DIR=str(copied / "cache")) == "used\n"
 
 
+@slow
 @pytest.mark.nightly
 def test_the_same_sources_give_the_same_bytes(built, tmp_path):
     for file in build(tmp_path):

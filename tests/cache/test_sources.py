@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numba
 import pytest
+from forked import fork_python, needs_fork
 from interpreter import lines_said, run_python
 
 import fastexchange
@@ -44,20 +45,22 @@ def test_a_digest_is_the_same_in_every_process():
     assert {run_python(code, PYTHONHASHSEED=seed).stdout.strip() for seed in "12"} == {digest(ONE)}
 
 
-def as_files(root: Path) -> None:
+def as_files(root: Path, change: str) -> None:
     shutil.copytree(PACKAGE, root / "fastexchange", ignore=shutil.ignore_patterns("__pycache__", "_native"))
+    with (root / "fastexchange" / "dispatch" / "trampoline.py").open("a") as file:
+        file.write(change)
 
 
-def as_bytecode(root: Path) -> None:
-    as_files(root)
+def as_bytecode(root: Path, change: str) -> None:
+    as_files(root, change)
     assert compileall.compile_dir(root / "fastexchange", quiet=2, legacy=True, workers=1)
     for file in root.rglob("*.py"):
         file.unlink()
 
 
 def zipped(make):
-    def make_zip(root: Path) -> None:
-        make(root)
+    def make_zip(root: Path, change: str) -> None:
+        make(root, change)
         shutil.make_archive(str(root / "package"), "zip", root, "fastexchange")
         shutil.rmtree(root / "fastexchange")
 
@@ -91,16 +94,7 @@ def test_code_is_kept_however_the_package_is_installed(install, tmp_path):
     for name, change in (("one", ""), ("two", ""), ("three", "\nCHANGED = 1\n")):
         root = tmp_path / name
         root.mkdir()
-        file = PACKAGE / "dispatch" / "trampoline.py"
-        if change:
-            changed = tmp_path / "changed"
-            as_files(changed)
-            (changed / "fastexchange" / "dispatch" / "trampoline.py").write_text(file.read_text() + change)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setitem(globals(), "PACKAGE", changed / "fastexchange")
-                install(root)
-        else:
-            install(root)
+        install(root, change)
         stamps.append(stamp_of(root, tmp_path / "cache"))
     assert stamps[0] and stamps[0] == stamps[1] != stamps[2]
 
@@ -127,6 +121,7 @@ COMBINATION = """
     import numpy as np
     from fastexchange import fast_args
     from fastexchange.ground import cfunction
+    del cfunction.code_cache.folders  # there is another now
     if sys.argv[1] == "compile nothing":
         def forbidden(self):
             raise AssertionError(f"{self.__name__} is compiled")
@@ -139,7 +134,7 @@ COMBINATION = """
 """
 
 
-@pytest.mark.slow
+@needs_fork
 @pytest.mark.skipif(not shipped_code().why_not, reason="helpers are shipped")
 @pytest.mark.skipif(cfunction.code_cache.directory is None, reason="nothing is kept")
 def test_a_new_combination_compiles_no_helper_again(tmp_path):
@@ -149,7 +144,7 @@ def test_a_new_combination_compiles_no_helper_again(tmp_path):
     for what, arguments in (
         ("all", "np.ones(3), 1.0"), ("compile nothing", "np.ones((3, 1)), 1.0"), ("compile nothing", "np.ones((3, 1, 1)), 2.0"),
     ):  # fmt: skip
-        done = run_python(COMBINATION, what, arguments, NUMBA_CACHE_DIR=str(tmp_path))
+        done = fork_python(COMBINATION, what, arguments, NUMBA_CACHE_DIR=str(tmp_path))
         assert not lines_said(done.stderr), done.stderr
 
 

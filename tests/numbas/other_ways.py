@@ -118,7 +118,7 @@ def check():
     readonly = np.ones(3)
     readonly.flags.writeable = False
     assert not from_dlpack(Protocol(readonly)).flags.writeable and from_dlpack(np.ones(3)).flags.writeable
-    assert from_dlpack(np.empty((0, 3))).shape == (0, 3) and from_dlpack(array.array("h", [1, 2])).tolist() == [1, 2]
+    assert from_dlpack(np.empty((0, 3))).shape == (0, 3)
 
     x, y = np.arange(3.0), np.ones(3)
     launch, made = axpy.bind(1.0, x=x, y=y), doubled.bind(x)

@@ -32,7 +32,7 @@ def test_an_interpreter_that_is_not_trusted():
 def test_free_threaded_interpreters(change):
     """As far as one with the GIL can show it: no code reads objects, none that is native makes calls, and results are right."""
     run_changed(f"""
-        import sys, sysconfig, threading
+        import array, sys, sysconfig, threading
         import numpy as np
         {change}
         from fastexchange.ground import cpython
@@ -55,6 +55,7 @@ def test_free_threaded_interpreters(change):
         for thread in threads: thread.start()
         for thread in threads: thread.join()
         assert not errors, errors
+        assert fastexchange.from_dlpack(array.array("h", [1, 2])).tolist() == [1, 2]
         assert raises(lambda: fastexchange.polyfill(np.ndarray), "laid out")
         assert kernel.counts().fast == 0 and "free-threaded" in str(kernel.explain(1.0, np.ones(3), (1.0, 2.0)))
     """)
