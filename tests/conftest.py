@@ -25,12 +25,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """Folders of tests run on all cores, a worker a file; named files and tests in this process, unless ``-n`` says how many."""
+    """Folders of tests run on all cores; named files and tests in this process, unless ``-n`` says how many."""
     option = config.option
     if hasattr(config, "workerinput"):
         return
     if getattr(option, "numprocesses", 0) is None and all(map(os.path.isdir, config.args)) and not option.collectonly:
-        option.numprocesses, option.dist = "auto", "loadfile"
+        option.numprocesses, option.dist = "auto", "worksteal"
 
 
 def pytest_report_header(config):
