@@ -232,6 +232,7 @@ def test_namesakes_that_were_compiled_in_different_processes(module, decorate):
         assert words_of(module, code + nested)[2:] == ["2", "3"] * 30 + ["3", "2", "3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ["scaled", "scaled_at_length"])
 def test_launches_bound_to_kernels_of_one_name(module, make):
     compile_apart(module, make, "numba.njit(cache=True)")
@@ -246,6 +247,7 @@ def test_launches_bound_to_kernels_of_one_name(module, make):
     assert words_of(module, code) == ["2", "3"]
 
 
+@pytest.mark.slow
 def test_functions_of_one_name_that_kernels_call(module):
     """Numba gives them, and their objects, the same symbols."""
     code = """

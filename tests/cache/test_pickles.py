@@ -131,6 +131,7 @@ def test_the_receiver_compiles_nothing(sent, module):
     assert compiled_by_receiver(sent, module=module) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [
     pytest.param("import numba; import fastexchange; numba.__version__ = '0.68.0'", id="Numba"),
     pytest.param("from fastexchange.calls import carried_code as c; c.made_by = lambda: 'another version'", id="package"),

@@ -169,6 +169,7 @@ def test_a_precompiled_kernel_is_pickled_as_any(framework):
     assert pickle.loads(pickle.dumps(kernel)) is kernel
 
 
+@pytest.mark.slow
 def test_other_processes_compile_nothing(tmp_path):
     """The kernels, their entries, results of several kinds and allocated outputs: all that forty calls of each want."""
     (tmp_path / "precompiled.py").write_text(

@@ -395,6 +395,7 @@ def test_more_dimensions_than_native_code_has_room_for(inputs, outputs):
             assert each.shape == (1,) * 14 and each.item() == i
 
 
+@pytest.mark.slow
 def test_on_a_small_stack():
     """As far as the operating system and PyTorch leave something of it to others, as in a call without declared outputs."""
     fork_python(

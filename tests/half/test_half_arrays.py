@@ -212,6 +212,7 @@ def test_arrays_of_the_same_elements(form):
         assert got_torch.dtype == form.torch and got_torch.float().tolist() == want.tolist()
 
 
+@pytest.mark.slow
 @of_some
 def test_arrays_and_numbers_of_what_numpy_promotes_to(form):
     x, _, wide = small(form)

@@ -93,6 +93,7 @@ def ordered(x, edges):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @of_some
 def test_nan_is_the_last_of_an_order(form):
     """Also in functions in which Numba asks NumPy whether a dtype has NaN."""

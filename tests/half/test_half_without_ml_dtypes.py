@@ -108,6 +108,7 @@ def what_needs_ml_dtypes():
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["arguments_and_results", "functions_of_numpy", "variables", "what_needs_ml_dtypes"])
 def test_without_ml_dtypes(check):
     fork_python(f"""

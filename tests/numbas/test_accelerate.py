@@ -342,6 +342,7 @@ def test_the_class_is_the_one_that_programs_find():
 OF_ANOTHER = "import pickle, fastexchange; {}; k = pickle.loads({!r}); print(k(1, 2), *(c.__name__ for c in type(k).__mro__[:2]))"
 
 
+@pytest.mark.slow
 def test_functions_are_pickled_accelerated_or_not():
     plain, function = both(add)
     pickled, before = pickle.dumps(function), pickle.dumps(plain)

@@ -332,6 +332,7 @@ def test_an_argument_that_is_nothing_to_numba():
 # ---- a Numba whose dispatchers cannot be extended --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_fork
 def test_dispatchers_that_cannot_be_extended():
     """Kernels are Numba's dispatchers then, with Python in front, and doctor says why."""

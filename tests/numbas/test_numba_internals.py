@@ -80,6 +80,7 @@ def test_the_installed_numba_is_as_expected():
     assert runtime().is_native and runtime().numba_failures == {}
 
 
+@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_numba_that_has_changed(change, tmp_path):

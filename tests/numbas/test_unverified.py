@@ -107,6 +107,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @needs_fork
 def test_code_that_another_layout_has_left_on_disk(tmp_path):
     """As when a prerelease of CPython, whose tuples are larger or smaller, is replaced by the next, which has the same ABI."""

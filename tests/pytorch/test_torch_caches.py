@@ -152,6 +152,7 @@ EXPORTED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["copied", "torch.ops.fx_caches.exported"])
 def test_an_exported_program_is_of_one_declaration(call, tmp_path):
     def run(out: str, what: str):

@@ -49,6 +49,7 @@ class Model(torch.nn.Module):
         return sum(op(x) for op in self.operators) + y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_module_first", [False, True])
 def test_a_module_is_saved_and_loaded_elsewhere(is_module_first, tmp_path):
     path = tmp_path / "model.pt"
