@@ -1,12 +1,14 @@
 """Fresh interpreters, for tests of what happens at start. ``forked.fork_python`` has those for all else."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import fastexchange
+from fastexchange.ground.cfunction import code_cache
 
 HERE = Path(__file__).parent
 
@@ -25,6 +27,15 @@ def run_python(code: str, *arguments: str, check: bool = True, **environment: st
     if check:
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def copy_native_code(folder: Path, *without: str) -> None:
+    """Make `folder` a ``NUMBA_CACHE_DIR`` that has this machine's native code, but for files of the patterns `without`.
+
+    Others may write to the original meanwhile: claims and temporary files, which come and go, stay there.
+    """
+    kept = Path(str(code_cache.directory))
+    shutil.copytree(kept, folder / kept.name, ignore=shutil.ignore_patterns("*.tmp", *without))
 
 
 def lines_said(stderr: str) -> list[str]:

@@ -1,7 +1,6 @@
 """The package's own machine code on disk: a second process compiles nothing, importing does nothing."""
 
 import ctypes
-import shutil
 import sys
 import threading
 import zlib
@@ -11,7 +10,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
-from interpreter import run_python
+from interpreter import copy_native_code, run_python
 from numba import types
 
 from fastexchange.calls.carried_code import _InMemory
@@ -79,7 +78,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
     """Nor does it write. Another program shares what is common."""
     environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
     if code_cache.directory is not None:  # this process's own has most of what the first one needs
-        shutil.copytree(code_cache.directory, tmp_path / Path(code_cache.directory).name)
+        copy_native_code(tmp_path)
     directory = Path(run_python(PROGRAM, **environment).stdout.split()[2])
     assert directory.is_relative_to(tmp_path)
     before = files(tmp_path)

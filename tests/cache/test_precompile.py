@@ -1,13 +1,12 @@
 """``kernel.precompile``: compiled without a call, kept for other processes, and the errors of the call."""
 
 import pickle
-import shutil
-from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
 from forked import fork_python
+from interpreter import copy_native_code
 from numba import types
 from numba.core.errors import TypingError
 
@@ -237,8 +236,7 @@ calls = [
         """
     environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     if code_cache.directory is not None:  # with the package's functions, without what is made for kernels
-        kept = Path(code_cache.directory)
-        shutil.copytree(kept, tmp_path / "cache" / kept.name, ignore=shutil.ignore_patterns("trampoline*", "fast-*", "box-*"))
+        copy_native_code(tmp_path / "cache", "trampoline*", "fast-*", "box-*")
     misses = fork_python(code, str(tmp_path), "precompile", **environment).stdout.split()
     assert int(misses[0]) > 7 and int(misses[1]) == 9
     assert fork_python(code, str(tmp_path), "call", **environment).stdout.split() == ["0", "0"]

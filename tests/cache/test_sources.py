@@ -9,7 +9,7 @@ from pathlib import Path
 import numba
 import pytest
 from forked import fork_python, needs_fork
-from interpreter import lines_said, run_python
+from interpreter import copy_native_code, lines_said, run_python
 
 import fastexchange
 from fastexchange.dispatch import fast_parts
@@ -139,8 +139,7 @@ COMBINATION = """
 @pytest.mark.skipif(cfunction.code_cache.directory is None, reason="nothing is kept")
 def test_a_new_combination_compiles_no_helper_again(tmp_path):
     """Each process meets another combination of kinds, made of the same helpers."""
-    kept = Path(str(cfunction.code_cache.directory))
-    shutil.copytree(kept, tmp_path / kept.name, ignore=shutil.ignore_patterns("fast*"))
+    copy_native_code(tmp_path, "fast*")
     for what, arguments in (
         ("all", "np.ones(3), 1.0"), ("compile nothing", "np.ones((3, 1)), 1.0"), ("compile nothing", "np.ones((3, 1, 1)), 2.0"),
     ):  # fmt: skip

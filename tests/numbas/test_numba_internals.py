@@ -2,13 +2,13 @@
 
 import ast
 import re
-import shutil
 from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
 from forked import needs_fork
+from interpreter import copy_native_code
 from numba import types
 from numba.core.typeconv import Conversion
 from numba.extending import NativeValue, lower_cast, models, register_model, unbox
@@ -86,8 +86,7 @@ def test_the_installed_numba_is_as_expected():
 def test_a_numba_that_has_changed(change, tmp_path):
     code, name = CHANGES[change]
     if code_cache.directory is not None:  # but for the verdict of the self-test
-        kept = Path(code_cache.directory)
-        shutil.copytree(kept, tmp_path / kept.name, ignore=shutil.ignore_patterns("*self_test*"))
+        copy_native_code(tmp_path, "*self_test*")
     done = run_changed(CHANGED, code, NUMBA_CACHE_DIR=str(tmp_path))
     assert done.stdout.splitlines()[0].split() == [name]
     assert re.search(f"^slow .*{re.escape(name)}", done.stdout, re.MULTILINE), done.stdout
