@@ -167,7 +167,7 @@ def test_a_folder_that_root_has_filled(mode, tmp_path):
         cfunction.ROOT, cfunction.user_cache = cfunction.Path("/dev/null"), lambda: None
         if {mode} == 0o755:
             {kernel}
-        list(probe._disk_cache())  # has imported what another user may not be able to read
+        list(probe._disk_cache()), cfunction.code_cache.why_not_kept  # have read what another user may not be able to
         cfunction.code_cache.__dict__.pop("folders", None)
         os.setgroups([]), os.setgid(65534), os.setuid(65534)
         for finding in probe._disk_cache():
