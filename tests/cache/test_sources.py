@@ -153,6 +153,7 @@ def test_a_new_combination_compiles_no_helper_again(tmp_path):
 def test_a_folder_that_root_has_filled(mode, tmp_path):
     """Another user loads from it, unless a group may write to it: then doctor and the line on stderr say what to run."""
     kernel = "[fast_args(lambda x: x[0])(np.ones(3)) for _ in range(2)]"
+    copy_native_code(tmp_path)
     run_python(f"import numpy as np; from fastexchange import fast_args; {kernel}", NUMBA_CACHE_DIR=str(tmp_path))
     (tmp_path / "fastexchange").chmod(mode)
     for folder in (tmp_path, *tmp_path.parents):
