@@ -282,10 +282,14 @@ def grow_first(x, big):
 READONLY, BIG = np.broadcast_to(np.ones(1), 3), np.zeros(1 << 22)  # 32 MiB
 
 
+def generate(x):
+    yield x[0]
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "said"),
     [
-        (lambda x: (yield x[0]), (np.ones(3),), "Numba's own dispatcher makes this call, .*counted as the kernel's own"),
+        (generate, (np.ones(3),), "Numba's own dispatcher makes this call, .*counted as the kernel's own"),
         (lambda x: [1, x.shape[0]], (np.ones(3),), "is counted as the kernel's own"),
         (lambda x: x.append(1), (numba.typed.List([1]),), "what the kernel changes in 'x' is not seen and not undone"),
         (grow_first, (READONLY, BIG), "too large to be restored in each round"),
