@@ -23,8 +23,6 @@ from oracle import seen_type
 
 from fastexchange import fast_args
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
-
 
 class Memory(np.ndarray):
     """An array whose death can be seen."""

@@ -31,7 +31,6 @@ READONLY, COPIED, PADDED = 1, 2, 4
 CPU = (1, 0)
 SWAPPED = ">" if sys.byteorder == "little" else "<"
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 needs_tvm_ffi = pytest.mark.skipif(tvm_ffi is None, reason="apache-tvm-ffi is not installed")
 needs_ml_dtypes = pytest.mark.skipif(ml_dtypes is None, reason="ml_dtypes is not installed")
 needs_the_attribute_free = pytest.mark.skipif(hasattr(np.ndarray, ATTRIBUTE), reason="this NumPy has a table of its own")

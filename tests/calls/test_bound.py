@@ -13,7 +13,7 @@ import numba
 import numpy as np
 import pytest
 from forked import fork_python
-from frameworks import FRAMEWORKS, torch
+from frameworks import FRAMEWORKS, needs_torch, torch
 from hostile_producers import hostile_type
 from made_producers import Dunder, Ledger, Tabled
 from numba.core.errors import TypingError
@@ -21,7 +21,6 @@ from oracle import references_kept, type_and_message
 
 from fastexchange import BoundLaunch, fast_args
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 of_writeable = pytest.mark.parametrize("framework", [each for each in FRAMEWORKS if each.mutable], ids=str)
 MANY = 100
 

@@ -12,12 +12,11 @@ import warnings
 import numba
 import numpy as np
 import pytest
-from frameworks import has_table, torch
+from frameworks import has_table, needs_torch, torch
 from interpreter import run_python
 
 from fastexchange import fast_args
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 COUNTS = [3, 1000, 300_000]  # in a small block, in a large one, in pages of its own
 
 

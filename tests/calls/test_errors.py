@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from failing_kernels import fails
 from forked import fork_python
-from frameworks import is_borrowed, torch
+from frameworks import is_borrowed, needs_torch, torch
 from oracle import numbas, references_kept, type_and_message
 
 from fastexchange import explain, fast_args
@@ -21,7 +21,6 @@ from made_producers import (  # isort: skip
     tabled_type_with_methods,
 )
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 TABLE, BORROW, EXPORT = "__dlpack_c_exchange_api__", "dltensor_from_py_object_no_sync", "managed_tensor_from_py_object_no_sync"
 ExportOnly = tabled_type("ExportOnly", **{BORROW: None})
 

@@ -8,14 +8,13 @@ import numba
 import numpy as np
 import pytest
 from forked import fork_python
-from frameworks import has_table, torch, tvm_ffi
+from frameworks import has_table, needs_torch, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
 from made_producers import ALLOCATED, ONLY_NUMBA, Dunder, Ledger, Tabled, export_versioned, ffi, tabled_type
 from oracle import ONE_REFERENCE
 
 from fastexchange import fast_args, from_dlpack
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 needs_jax = pytest.mark.skipif(jax is None, reason="JAX is not installed")
 WARM = 40
 ONES = {"numpy": np.ones, "__dlpack__": lambda shape: Dunder(np.ones(shape))} | ({"torch": torch.ones} if torch else {})

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import pytest
 from forked import fork_python
-from frameworks import FRAMEWORKS, NUMPY_DTYPES, torch, tvm_ffi
+from frameworks import FRAMEWORKS, NUMPY_DTYPES, needs_torch, torch, tvm_ffi
 from hostile_producers import Sets, _do, _native
 from interoperability import Wrapper, jax, ml_dtypes, pyarrow
 from made_producers import ONLY_NUMBA, Dunder, Ledger, Tabled, ffi, tabled_type
@@ -21,7 +21,6 @@ from oracle import blocks_in_use, is_same, numbas, references_kept, type_and_mes
 from fastexchange import fast_args, from_dlpack
 
 pytestmark = pytest.mark.usefixtures("numba_counts_blocks")
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 WARM = 40
 """Calls after which those of a kind have a fast entry."""
 Pair = collections.namedtuple("Pair", "first second")

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 import pytest
 from forked import fork_python
-from frameworks import torch
+from frameworks import needs_torch, torch
 from interoperability import jax, pyarrow
 from numba.core.errors import TypingError
 from oracle import numbas, references_kept, type_and_message
@@ -19,7 +19,6 @@ from fastexchange.calls.options import check_names, numba_options
 pytestmark = pytest.mark.filterwarnings(
     "ignore::numba.core.errors.NumbaPendingDeprecationWarning", "ignore:Exporting an unversioned:DeprecationWarning"
 )
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 X = "look(): argument 'x' (position 1)"
 
 

@@ -8,9 +8,9 @@ import weakref
 import numba
 import numpy as np
 import pytest
-from exchanges import ATTRIBUTE, needs_torch
+from exchanges import ATTRIBUTE
 from forked import fork_python
-from frameworks import is_borrowed, torch, tvm_ffi
+from frameworks import is_borrowed, needs_torch, torch, tvm_ffi
 from made_producers import Dunder, Tabled, WithMethods, capsule, exchange_table, tabled_type, tabled_type_with_methods
 from oracle import type_and_message
 

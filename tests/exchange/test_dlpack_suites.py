@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exchanges import needs_torch, needs_tvm_ffi
+from exchanges import needs_tvm_ffi
+from frameworks import needs_torch
 
 from frameworks import (  # isort: skip
     exports_own_strides, has_versioned_capsules, is_exported, numpys_reader, takes_copy, torch, tvm_ffi,

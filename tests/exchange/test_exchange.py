@@ -18,11 +18,11 @@ import pytest
 
 from exchanges import (  # isort: skip
     ATTRIBUTE, COPIED, OLDER, PADDED, READONLY, SWAPPED, TABLE_PRELUDE, WRAPPERS, ByCachedProperty, ByProperty, BySlot,
-    Sub, call, delete, exported, ml_dtypes, needs_ml_dtypes, needs_the_attribute_free, needs_torch, place,
+    Sub, call, delete, exported, ml_dtypes, needs_ml_dtypes, needs_the_attribute_free, place,
     table_in, together,
 )
 from forked import fork_python, needs_fork, run_forked
-from frameworks import torch, tvm_ffi
+from frameworks import needs_torch, torch, tvm_ffi
 
 from made_producers import (  # isort: skip
     TABLE_CAPSULE, Dunder, Ignorant, Ledger, Legacy, Tabled, address_of, capsule, capsule_name, exchange_table, ffi,

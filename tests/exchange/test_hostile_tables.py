@@ -9,8 +9,8 @@ import weakref
 import hostile_producers as hostile
 import numpy as np
 import pytest
-from counting import Viewed, end_of, kept, needs_torch, no_violations
-from frameworks import has_table, torch
+from counting import Viewed, end_of, kept, no_violations
+from frameworks import has_table, needs_torch, torch
 from hostile_ways import SIZES, TOTALS, WARM, check_end, size_of, total
 from made_producers import ONLY_NUMBA, TABLE_CAPSULE, WithMethods, address_of, capsule, exchange_table, ffi
 

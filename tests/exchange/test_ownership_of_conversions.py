@@ -9,7 +9,7 @@ import made_producers
 import numpy as np
 import pytest
 import test_escape
-from frameworks import has_table, is_borrowed, torch, tvm_ffi
+from frameworks import has_table, is_borrowed, needs_torch, torch, tvm_ffi
 from fuzzing import is_fast
 from hostile_producers import Gives, GivesLegacy
 from interpreter import run_python
@@ -17,7 +17,7 @@ from made_producers import Ledger
 from test_ownership import BAD, WARM, gather
 
 from counting import (  # isort: skip
-    BUFFERS, PRODUCERS, account, check_dies, end_of, forget_notes, memory_of, needs_torch, no_violations, raised,
+    BUFFERS, PRODUCERS, account, check_dies, end_of, forget_notes, memory_of, no_violations, raised,
     scene, tensor_of,
 )
 from fastexchange import convert, exchange_api, fast_args, from_dlpack, polyfill, to_dlpack

@@ -18,9 +18,9 @@ import pytest
 from exchanges import (  # isort: skip
     ALWAYS_READONLY, CALLS, CONVERSIONS, COPIED, COUNTED, CPU, FORMS, LAYOUTS, NARROW, OF_ALL_DTYPES, PADDED, READONLY, SOURCES,
     TARGETS, VECTORS, Given, aligned, borrowed, by_its_table, check_describes, counted, elements, end_of, eventually, exported,
-    field_of, imported, managed_in, needs_torch, one, place, taken_from, tensors, unwrapped, versioned,
+    field_of, imported, managed_in, one, place, taken_from, tensors, unwrapped, versioned,
 )
-from frameworks import NUMPY_DTYPES, has_versioned_capsules, numpys_reader, torch, tvm_ffi
+from frameworks import NUMPY_DTYPES, has_versioned_capsules, needs_torch, numpys_reader, torch, tvm_ffi
 from hostile_producers import GOOD_IN_THE_END, Sets
 from interoperability import jax, pyarrow
 from made_producers import Dunder, Ledger, Legacy, Tabled, capsule, capsule_name, export_versioned

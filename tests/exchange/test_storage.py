@@ -6,9 +6,9 @@ import pickle
 import numba
 import numpy as np
 import pytest
-from exchanges import needs_ml_dtypes, needs_torch
+from exchanges import needs_ml_dtypes
 from forked import fork_python
-from frameworks import is_exported, torch, tvm_ffi
+from frameworks import is_exported, needs_torch, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
 from interpreter import run_python
 from made_producers import ONLY_NUMBA, Dunder, Tabled, tabled_type

@@ -20,7 +20,7 @@ import time
 import numpy as np
 import pytest
 from forked import needs_fork, run_forked
-from frameworks import torch
+from frameworks import needs_torch, torch
 from interpreter import lines_said, run_python
 from made_producers import Dunder, Legacy, Tabled
 from numba.core.compiler_lock import global_compiler_lock
@@ -28,8 +28,6 @@ from worker_kernels import Samples, Unexchangeable, call, collate, part, refuses
 
 from fastexchange import convert, fast_args, from_dlpack, polyfill, register_dlpack_dtype, to_dlpack
 from fastexchange.ground import once
-
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 
 START_METHODS = [method for method in ("fork", "spawn") if method in multiprocessing.get_all_start_methods()]
 SECONDS = 60

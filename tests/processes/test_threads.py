@@ -16,7 +16,7 @@ import numba
 import numpy as np
 import pytest
 from forked import Ended, fork_python, needs_fork, run_forked
-from frameworks import torch
+from frameworks import needs_torch, torch
 from interpreter import run_python
 from line_events import at_each_line
 from made_producers import Dunder, Ledger, Legacy, Tabled, tabled_type
@@ -27,7 +27,6 @@ from oracle import new_kernel
 from fastexchange import convert, fast_args, from_dlpack, polyfill, register_dlpack_dtype, to_dlpack, unpolyfill
 from fastexchange.dispatch.runtime import runtime
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 SECONDS = 60
 """After which a thread counts as stuck. Only a failure takes that long."""
 
