@@ -7,6 +7,7 @@ import array as stdlib_array
 import contextlib
 import functools
 import gc
+import itertools
 import sys
 import threading
 import weakref
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from frameworks import torch, tvm_ffi
 from hostile_producers import VIEW, Gives, GivesLegacy, Hostile, Sets, hostile_type, managed_and
-from made_producers import Dunder, Ignorant, Legacy, Tabled, capsule, export_legacy, export_versioned
+from made_producers import Dunder, Ignorant, Ledger, Legacy, Tabled, capsule, export_legacy, export_versioned
 from oracle import seen_type
 
 from fastexchange import fast_args
@@ -126,7 +127,7 @@ DELETING_FORMS = {
     "a view": lambda what, memory, ledger: Viewed(memory, ledger, delete=what),
 }
 DELETING = {
-    f"{form} whose deleter {name}": lambda memory, ledger, make=make, what=what: make(what, memory, ledger)
+    f"{form} whose deleter {name}": functools.partial(make, what)
     for name, what in DELETERS.items() for form, make in DELETING_FORMS.items()
 }  # fmt: skip
 
@@ -141,9 +142,7 @@ def tensor_of(kind: str, memory, ledger):
 def forget_notes(thing) -> None:
     """Drop what producers made for the tests have noted of their exports; it holds references."""
     for name in ("words", "capsules", "asked"):
-        notes = getattr(thing, "__dict__", {}).get(name)
-        if notes is not None:
-            notes.clear()
+        getattr(thing, "__dict__", {}).get(name, []).clear()
     made_producers._borrowed.pop(id(thing), None)
     if issubclass(type(thing), WrapsExport):
         forget_notes(thing.inner)
@@ -166,8 +165,7 @@ def counts_of(thing) -> list:
         forget_notes(thing)
         counted += [sys.getrefcount(thing.array), thing.ledger.out]
     elif torch is not None and isinstance(thing, torch.Tensor):
-        if hasattr(thing, "_use_count"):
-            counted.append(thing._use_count())
+        counted.append(thing._use_count() if hasattr(thing, "_use_count") else 0)
     elif type(thing) in (bytearray, stdlib_array.array):
         counted.append(is_resizable(thing))
     return counted
@@ -184,10 +182,8 @@ def kept(*things):
     if after != before:  # tracebacks and their frames may hold each other
         gc.collect()
         after = [counts_of(thing) for thing in things]
-    assert after == before, [
-        (index, type(things[index]), then, now)
-        for index, (then, now) in enumerate(zip(before, after, strict=True)) if now != then
-    ]  # fmt: skip
+    changed = [(type(thing), *counts) for thing, *counts in zip(things, before, after, strict=True) if counts[0] != counts[1]]
+    assert not changed, changed
 
 
 def end_of(call, *arguments, **keywords):
@@ -214,7 +210,7 @@ def raised(end):
 
 
 def account(call, *things, ledgers=(), ends=None, times: int = 2) -> None:
-    """The one body of the table: however a call ends, each export is given back once, and each reference is back.
+    """However a call ends, each export is given back once, and each reference is back.
 
     `ends`: what it returns, or the exceptions of which it raises one; None: as it likes.
     """
@@ -236,6 +232,26 @@ def check_dies(memory: weakref.ref) -> None:
     if memory() is not None:
         gc.collect()
     assert memory() is None, "held for ever"
+
+
+@contextlib.contextmanager
+def company(kinds, count: int):
+    """`count` tensors of ones, made in turn by those producers, and their ledger; at the end all is given back, and dies."""
+    ledger, memories = Ledger(), [memory_of(1, 1, 1) for _ in range(count)]
+    tensors = [tensor_of(kind, memory, ledger) for kind, memory in zip(itertools.cycle(kinds), memories, strict=False)]
+    watched = [weakref.ref(memory) for memory in memories]
+    memories.clear()
+    yield tensors, ledger
+    ledger.check(ledger.made)
+    for tensor in tensors:
+        forget_notes(tensor)
+        assert type(tensor) not in (bytearray, stdlib_array.array) or is_resizable(tensor)
+        if isinstance(tensor, memoryview):
+            tensor.release()
+    tensor = None
+    tensors.clear()
+    for memory in watched:
+        check_dies(memory)
 
 
 @contextlib.contextmanager

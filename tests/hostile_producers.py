@@ -423,6 +423,7 @@ FUNCTIONS = {
     "filled, -1 and no exception": (filled_and_fails, REFUSED),
     **{f"raises {kind.__name__}": (raising(kind), kind) for kind in REWORDED},
     **{f"raises {type(error).__name__}": (raising(error), type(error)) for error in UNCHANGED},
+    "raises a new KeyboardInterrupt": (raising(KeyboardInterrupt), KeyboardInterrupt),
     **{f"{code} and {error.__name__} set": (setting(code, error, lambda error=error: error("no")), error)
        for code in (0, 1, -5, 2**31 - 1) for error in (BufferError, ValueError, KeyboardInterrupt)},
     **{f"filled, 0 and {error.__name__} set": (setting(0, error, lambda error=error: error("no"), filled=True), error)
