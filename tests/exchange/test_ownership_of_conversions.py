@@ -8,7 +8,7 @@ import weakref
 import made_producers
 import numpy as np
 import pytest
-import test_escape
+from forked import fork_python
 from frameworks import has_table, is_borrowed, needs_torch, torch, tvm_ffi
 from fuzzing import is_fast
 from hostile_producers import Gives, GivesLegacy
@@ -17,10 +17,9 @@ from made_producers import Ledger
 from test_ownership import BAD, WARM, gather
 
 from counting import (  # isort: skip
-    BUFFERS, PRODUCERS, account, check_dies, end_of, forget_notes, memory_of, no_violations, raised,
-    scene, tensor_of,
+    BUFFERS, PRODUCERS, account, check_dies, end_of, forget_notes, memory_of, no_violations, raised, scene, tensor_of,
 )
-from fastexchange import convert, exchange_api, fast_args, from_dlpack, polyfill, to_dlpack
+from fastexchange import convert, fast_args, from_dlpack, to_dlpack
 from fastexchange.dispatch.runtime import runtime
 
 assert no_violations  # a fixture
@@ -63,22 +62,21 @@ if torch is not None:
     CONVERSIONS["to_dlpack, consumed by PyTorch"] = lambda x: torch.from_dlpack(to_dlpack(x, max_version=(1, 0)))
 if tvm_ffi is not None:
     CONVERSIONS["convert to tvm_ffi"] = lambda x: convert(x, tvm_ffi.Tensor)
-ALWAYS_WRITEABLE = ("torch", "tvm_ffi", *BUFFERS)
 
 
 @pytest.mark.parametrize("way", CONVERSIONS)
 def test_conversions(way):
     """However a conversion ends, with a result that is dropped or with an exception: nothing is left."""
-    rows = [(kind, functools.partial(tensor_of, kind)) for kind in PRODUCERS]
-    rows += [(name, bad.make) for name, bad in BAD.items() if name != "an int of 71 bits"]
-    for (name, make), readonly in itertools.product(rows, (False, True)):
-        if readonly and (name in ALWAYS_WRITEABLE or name in BAD):
-            continue
+    makers = {**{kind: functools.partial(tensor_of, kind) for kind in PRODUCERS}, **{name: BAD[name][0] for name in BAD}}
+    del makers["int of 71 bits"]
+    for name, readonly in itertools.product(makers, (False, True)):
+        if readonly and (name in ("torch", "tvm_ffi", *BUFFERS) or name in BAD):
+            continue  # which are always writeable
         if way == "to_dlpack, consumed by PyTorch" and name.startswith("device"):
             continue  # PyTorch takes the capsule, fails, and calls the deleter with its exception set
         ledger, memory = Ledger(), memory_of(1, 1, 1)
         memory.flags.writeable = not readonly
-        tensor = make(memory, ledger)
+        tensor = makers[name](memory, ledger)
         end_of(CONVERSIONS[way], tensor)  # what is learnt at the first call stays
         with scene(name, readonly):
             account(functools.partial(CONVERSIONS[way], tensor), tensor, ledgers=(ledger,))
@@ -88,24 +86,23 @@ def test_conversions(way):
             check_dies(owner)
 
 
-SUBCLASS = "for a subclass"  # which PyTorch's table does not make
 EXPORTED_OTHERWISE = {
     "of another major version": ({"version": (2, 0)}, None),
     "without memory": ({"data": 0}, None),
     "of a type that the target lacks": ({"code": 200}, None),
-    SUBCLASS: ({}, None),
+    "for a subclass, which PyTorch's table does not make": ({}, None),
     "of a tensor that autograd tracks since": ({}, lambda tensor: tensor.requires_grad_()),
     "of a tensor whose memory is gone since": ({}, lambda tensor: tensor.untyped_storage().resize_(0)),
 }
-"""By what native code finds after it has made an export: lies of the export, and what happens to the tensor meanwhile."""
+"""What native code finds after it has made an export: lies of the export, and what happens to the tensor meanwhile."""
 
 
 @pytest.mark.skipif(not has_table(), reason="native code exports no tensor of this PyTorch")
 @pytest.mark.parametrize("what", EXPORTED_OTHERWISE)
 def test_a_conversion_that_native_code_gives_up_after_the_export(what):
     """Python code makes another export, and raises or converts. Both exports are given back."""
-    lies, happens = EXPORTED_OTHERWISE[what]
-    target, ledger = type("Derived", (torch.Tensor,), {}) if what == SUBCLASS else np.ndarray, Ledger()
+    (lies, happens), ledger, tensor = EXPORTED_OTHERWISE[what], Ledger(), torch.ones(3)
+    target = type("Derived", (torch.Tensor,), {}) if "subclass" in what else np.ndarray
 
     @made_producers.ffi.callback("int(void *, DLManagedTensorVersioned **)")
     def export(py_object, out):
@@ -114,7 +111,6 @@ def test_a_conversion_that_native_code_gives_up_after_the_export(what):
         out[0] = made_producers.export_versioned(ledger, np.ones(3, np.float32), **lies)
         return 0
 
-    tensor = torch.ones(3)
     for known in (tensor, tensor if target is np.ndarray else tensor.as_subclass(target)):  # native code has to know both types
         convert(known, np.ndarray)
     entries = runtime().entries
@@ -129,23 +125,7 @@ def test_a_conversion_that_native_code_gives_up_after_the_export(what):
     ledger.check(ledger.made)
 
 
-
 # ---- what would crash ------------------------------------------------------------------------------------------------
-
-SPEAKING = {
-    "fast_args": lambda thing: fast_args(thing),
-    "fast_args, grad": lambda thing: fast_args(grad=thing),
-    "convert, to": lambda thing: convert(np.ones(3), thing),
-    "convert, copy": lambda thing: convert(np.ones(3), np.ndarray, copy=thing),
-    "from_dlpack, copy": lambda thing: from_dlpack(np.ones(3), copy=thing),
-    "from_dlpack, device": lambda thing: from_dlpack(np.ones(3), device=thing),
-    "from_dlpack, dtype": lambda thing: from_dlpack(np.ones(3), dtype=thing),
-    "to_dlpack, max_version": lambda thing: to_dlpack(np.ones(3), max_version=thing),
-    "to_dlpack, device": lambda thing: to_dlpack(np.ones(3), device=thing),
-    "polyfill": lambda thing: polyfill(thing),
-    "exchange_api": lambda thing: exchange_api(thing),
-}
-"""Calls that name in their exception what they were given."""
 
 
 def plain_table():
@@ -161,52 +141,58 @@ def guarded_table():
 def call_often(kernel, tensor) -> None:
     for _ in range(WARM):
         assert kernel(tensor) == 1.0
+    gc.collect()
 
 
 @needs_torch
 def test_a_plan_without_a_guard_is_not_used_again_for_pytorch():
     kernel = fast_args(lambda x: x[0])
     call_often(kernel, plain_table())
-    gc.collect()
     tensor = guarded_table()
     call_often(kernel, tensor)
     assert is_fast(kernel, tensor) is is_borrowed()
     for bad in (tensor.clone().requires_grad_(), torch._neg_view(tensor.as_subclass(torch.Tensor)).as_subclass(type(tensor))):
         assert raised(end_of(kernel, bad)) is BufferError
+    call_often(kernel, plain_table())
+
+
+@needs_torch
+def test_messages_do_not_read_a_tensor_whose_memory_was_freed():
+    """In a process of its own: for the repr of a tensor PyTorch reads its elements."""
+    fork_python(
+        """
+        import numpy as np
+        import torch
+        from counting import end_of, raised
+        from fastexchange import convert, exchange_api, fast_args, from_dlpack, polyfill, to_dlpack
+
+        freed, array = torch.ones(3), np.ones(3)
+        freed.untyped_storage().resize_(0)
+        for call in (
+            lambda: fast_args(freed), lambda: fast_args(grad=freed), lambda: convert(array, freed),
+            lambda: convert(array, np.ndarray, copy=freed), lambda: from_dlpack(array, copy=freed),
+            lambda: from_dlpack(array, device=freed), lambda: from_dlpack(array, dtype=freed),
+            lambda: to_dlpack(array, max_version=freed), lambda: to_dlpack(array, device=freed), lambda: polyfill(freed),
+            lambda: exchange_api(freed),
+        ):
+            assert raised(end_of(call)) in (TypeError, ValueError, BufferError)
+        """
+    )
 
 
 @pytest.mark.slow
-def test_what_would_crash():
-    """In a process of its own, to its exit. What it did last it has printed."""
-    done = run_python(
+def test_deleters_that_are_gone_before_the_last_array_are_not_called():
+    """They are made in Python; the last arrays die when the interpreter ends."""
+    run_python(
         """
-        from counting import TENSORS
-        from test_ownership import resized
-        from test_ownership_of_conversions import *
+        import numpy as np
+        from counting import TENSORS, tensor_of
+        from fastexchange import fast_args, from_dlpack
+        from made_producers import Ledger
 
-        if torch is not None:
-            tensor = resized(0)  # PyTorch reads the elements for the repr of a tensor, also of one whose memory was freed
-            for name, call in SPEAKING.items():
-                print(name, flush=True)
-                assert raised(end_of(call, tensor)) in (TypeError, ValueError, BufferError), name
-            print("a cache entry with a guard is used again, for other tensors", flush=True)
-            kernel = fast_args(lambda x: x[0])
-            call_often(kernel, guarded_table())
-            gc.collect()
-            call_often(kernel, plain_table())
-        print("the end: a deleter made in Python is gone before the last array is, and must not be called", flush=True)
-        kept = [keeping(kind) for kind in TENSORS for keeping in (first_part, imported)]
-        np.kept = [keeping(kind) for kind in TENSORS for keeping in (first_part, imported)]
+        part = fast_args(lambda x: x[1:3], returns=np.ndarray)
+        kept = [keep(tensor_of(kind, np.arange(4.0), Ledger())) for kind in TENSORS for keep in (part, from_dlpack)]
+        np.kept = [keep(tensor_of(kind, np.arange(4.0), Ledger())) for kind in TENSORS for keep in (part, from_dlpack)]
         np.kept.append(np.kept)
-        """,
-        check=False,
+        """
     )
-    assert done.returncode == 0, f"exit code {done.returncode} at {done.stdout.splitlines()[-1:]}\n{done.stderr[-1000:]}"
-
-
-def first_part(kind: str):
-    return test_escape.part(tensor_of(kind, np.arange(4.0), Ledger()))
-
-
-def imported(kind: str):
-    return from_dlpack(tensor_of(kind, np.arange(4.0), Ledger()))
