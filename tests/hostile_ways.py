@@ -2,8 +2,6 @@
 
 import functools
 import re
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from counting import Viewed, end_of, is_exception, kept, scene
@@ -29,26 +27,18 @@ def size_of(first, x):
     return x.size
 
 
-class Kernels(NamedTuple):
-    plain: Callable
-    warm: Callable
-    """For what is to reach a fast entry: there are eight for each combination of types."""
-    unlocked: Callable
+def kernels_of(function) -> dict:
+    """`warm` is for what is to reach a fast entry: there are eight for each combination of types."""
+    return {"plain": fast_args(function), "warm": fast_args(function), "unlocked": fast_args(function, nogil=True)}
 
 
-TOTALS = Kernels(fast_args(sum_of), fast_args(sum_of), fast_args(sum_of, nogil=True))
-SIZES = Kernels(fast_args(size_of), fast_args(size_of), fast_args(size_of, nogil=True))
-total = TOTALS.plain
+TOTALS, SIZES = kernels_of(sum_of), kernels_of(size_of)
+total, warm_total, unlocked_total = TOTALS.values()
 
 
 @fast_args
 def ignore(*arguments):
     return len(arguments)
-
-
-def kernels_for(ends) -> Kernels:
-    """Kernels that look at the elements only where they are to be there."""
-    return TOTALS if isinstance(ends, float) or (isinstance(ends, tuple) and isinstance(ends[-1], float)) else SIZES
 
 
 @functools.cache
@@ -64,56 +54,45 @@ def warm(kernel) -> None:
 
 def turning(kernels, **acts):
     """A tensor that begins to misbehave when it has been taken by the fast entry."""
-    warm(kernels.warm)
+    warm(kernels["warm"])
     tensor = Turning(behaves=True, **acts)
     for _ in range(3):
-        kernels.warm(1.0, tensor)
+        kernels["warm"](1.0, tensor)
     tensor.behaves = False
     return tensor
 
 
-class Way(NamedTuple):
-    make: Callable
-    """``make(kernels, **acts)``: the tensor; `acts`: lies, and what the function called `function` does."""
-    call: Callable
-    function: str
+def by(name: str, beside=lambda: 1.0):
+    return lambda kernels, x: kernels[name](beside(), x)
 
 
-BESIDE = {"a number": lambda: 1.0, "a tensor": lambda: Dunder(np.ones(3)), "what only Numba reads": lambda: ONLY_NUMBA}
+def viewed(kernels, **acts):
+    return Viewed(**acts)
+
+
 VIEWS = {
-    "a view": Way(lambda _, **acts: hostile_type()(**acts), lambda kernels, x: kernels.plain(1.0, x), "view"),
-    "a view, in a fast entry": Way(turning, lambda kernels, x: kernels.warm(1.0, x), "view"),
-    "a view, by keyword": Way(lambda _, **acts: Viewed(**acts), lambda kernels, x: kernels.plain(x=x, first=1.0), "view"),
+    "a view": ("view", lambda kernels, **acts: hostile_type()(**acts), by("plain")),
+    "a view, in a fast entry": ("view", turning, by("warm")),
+    "a view, by keyword": ("view", viewed, lambda kernels, x: kernels["plain"](x=x, first=1.0)),
 }
 EXPORTS = {
-    "an export": Way(lambda _, **acts: hostile_type(**{VIEW: None})(**acts), lambda kernels, x: kernels.plain(1.0, x), "export"),
-    "an export without the GIL": Way(lambda _, **acts: Viewed(**acts), lambda kernels, x: kernels.unlocked(1.0, x), "export"),
-    "an export beside what only Numba reads": Way(
-        lambda _, **acts: Viewed(**acts), lambda kernels, x: kernels.plain(ONLY_NUMBA, x), "export"
-    ),
+    "an export": ("export", lambda kernels, **acts: hostile_type(**{VIEW: None})(**acts), by("plain")),
+    "an export without the GIL": ("export", viewed, by("unlocked")),
+    "an export beside what only Numba reads": ("export", viewed, by("plain", lambda: ONLY_NUMBA)),
 }
+BESIDE = {"a number": lambda: 1.0, "a tensor": lambda: Dunder(np.ones(3)), "what only Numba reads": lambda: ONLY_NUMBA}
 CAPSULES = {
-    f"a capsule beside {what}": Way(
-        lambda _, give=versioned, **lies: Gives(give, **lies),
-        lambda kernels, x, beside=beside: kernels.plain(beside(), x),
-        "give",
-    )
+    f"a capsule beside {what}": ("give", lambda kernels, give=versioned, **lies: Gives(give, **lies), by("plain", beside))
     for what, beside in BESIDE.items()
 }
 LEGACY = {
-    f"a legacy {name}": way._replace(make=lambda _, give=legacy, **lies: GivesLegacy(give, **lies))
-    for name, way in CAPSULES.items()
-}
+    f"a legacy capsule beside {what}": (
+        "give", lambda kernels, give=legacy, **lies: GivesLegacy(give, **lies), by("plain", beside))
+    for what, beside in BESIDE.items()
+}  # fmt: skip
 TABLES, METHODS = {**VIEWS, **EXPORTS}, {**CAPSULES, **LEGACY}
 WAYS = {**TABLES, **METHODS}
-
-
-def reform(tensor) -> None:
-    """From now on it is honest."""
-    tensor.behaves = True
-    tensor.lies.clear()
-    if isinstance(tensor, Gives):
-        tensor.give = legacy if isinstance(tensor, GivesLegacy) else versioned
+"""By name: which of a tensor's functions acts; ``make(kernels, **acts)``, which makes one that does so; ``call(kernels, x)``."""
 
 
 def kind_of(end):
@@ -134,28 +113,27 @@ def check_end(end, ends, word="", name="x", position=1) -> None:
             assert needed in message, message
 
 
-def check_way(way: Way, kernels: Kernels, ends, word="", **acts):
-    """Three calls end as told, and alike; all is given back; calls with the tensor when it is honest, and another, are right."""
-    tensor = way.make(kernels, **acts)
-    counted = [tensor] * ("deleter" not in acts)
-    with kept(*counted):
-        seen = [end_of(way.call, kernels, tensor) for _ in range(3)]
-    for end in seen:
-        check_end(end, ends, word)
-    assert len({re.sub("0x[0-9a-f]+", "", repr(end)) for end in seen}) == 1, f"the calls end differently: {seen}"
-    reform(tensor)
-    right = 6.0 if kernels is TOTALS else 4
-    assert way.call(kernels, tensor) == kernels.plain(1.0, np.arange(4.0)) == right
-    for each in counted:
-        each.ledger.check(each.ledger.made)
-    return seen[0]
+def check_ways(ways: dict, ends, word="", act=None, **lies) -> None:
+    """By each of the ways, all alike: a tensor that lies, or whose function does as `act` says, ends three calls as told.
 
-
-def check_ways(ways: dict[str, Way], ends, word="", act=None, **lies) -> dict:
-    """The same by each of the ways, of a tensor that lies, or whose function does as `act` says. Returns how each ends."""
-    seen = {}
-    for name, way in ways.items():
+    All is given back; calls with the tensor when it is honest, and with another, are right.
+    """
+    is_read = act is not None or isinstance(ends, float) or (isinstance(ends, tuple) and isinstance(ends[-1], float))
+    kernels, seen = TOTALS if is_read else SIZES, {}
+    for name, (function, make, call) in ways.items():
         with scene(name):
-            acts = lies if act is None else {way.function: act}
-            seen[name] = kind_of(check_way(way, kernels_for(ends) if lies else TOTALS, ends, word, **acts))
-    return seen
+            tensor = make(kernels, **(lies if act is None else {function: act}))
+            with kept(*[tensor] * ("deleter" not in lies)):
+                got = [end_of(call, kernels, tensor) for _ in range(3)]
+            for end in got:
+                check_end(end, ends, word)
+            assert len({re.sub("0x[0-9a-f]+|:-?[0-9]+", "", repr(end)) for end in got}) == 1, f"the calls end differently: {got}"
+            seen[name] = kind_of(got[0])
+            tensor.behaves = True
+            tensor.lies.clear()
+            if isinstance(tensor, Gives):
+                tensor.give = legacy if isinstance(tensor, GivesLegacy) else versioned
+            assert call(kernels, tensor) == kernels["plain"](1.0, np.arange(4.0)) == (6.0 if is_read else 4)
+            if "deleter" not in lies:
+                tensor.ledger.check(tensor.ledger.made)
+    assert not lies or len(set(seen.values())) == 1, f"the ways end differently: {seen}"

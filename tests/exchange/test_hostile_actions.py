@@ -10,49 +10,40 @@ import weakref
 import hostile_producers as hostile
 import numpy as np
 import pytest
-from counting import Exported, Viewed, end_of, forget_notes, kept, no_violations, scene
+from counting import Exported, Viewed, end_of, forget_notes, gives_deleting, kept, no_violations, scene
 from forked import fork_python
-from hostile_ways import TOTALS, WARM, Turning, check_end, ignore, kind_of, size_of, sum_of, total, warm
-from made_producers import ONLY_NUMBA, Dunder, Ledger, Tabled, capsule, export_legacy, export_versioned
+from made_producers import ONLY_NUMBA, Dunder, Ledger, Tabled, export_legacy
 
 from hostile_producers import (  # isort: skip
-    ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, hostile_type, legacy, managed_and, versioned,
+    ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, hostile_type, legacy, versioned,
+)
+from hostile_ways import (  # isort: skip
+    WARM, Turning, check_end, ignore, kind_of, size_of, sum_of, total, unlocked_total, warm, warm_total,
 )
 from fastexchange import explain, fast_args
 
 assert no_violations  # a fixture
+part = fast_args(lambda first, x: x[1:], returns=np.ndarray)
 
 
 # ---- what they do ----------------------------------------------------------------------------------------------------
 
 
-def same(got, want):
-    assert got == want, got
-
-
-part = fast_args(lambda first, x: x[1:], returns=np.ndarray)
-
-
 def call_other_kernels(tensor, kernel):
     assert ignore(*[tensor] * 5, *range(100)) == 105
-    assert TOTALS.unlocked(1.0, tensor) == 6.0
-    assert part(1.0, tensor).tolist() == [1.0, 2.0, 3.0]
+    return unlocked_total(1.0, tensor), part(1.0, tensor).tolist()
 
 
 def be_refused_by_the_kernel(tensor, kernel):
-    for bad in (Viewed(lanes=2), Exported(lanes=2), object(), Gives(lambda tensor: None)):
-        assert kind_of(end_of(kernel, 1.0, bad)) in (BufferError, TypeError)
+    ends = [end_of(kernel, 1.0, bad) for bad in (Viewed(lanes=2), Exported(lanes=2), object(), Gives(lambda tensor: None))]
+    return [kind_of(end) for end in ends]
 
 
 def call_20_deep(tensor, kernel):
     def nest(depth):
-        def function(tensor, out):
-            assert not depth or kernel(1.0, Turning(view=nest(depth - 1))) == 6.0
-            return hostile.honest(tensor, out)
+        return before(lambda tensor: kernel(1.0, Turning(view=nest(depth - 1))) if depth else None)
 
-        return function
-
-    assert kernel(1.0, Turning(view=nest(20))) == 6.0
+    return kernel(1.0, Turning(view=nest(20)))
 
 
 def collect_garbage(tensor, kernel):
@@ -75,7 +66,7 @@ def together(count, work) -> None:
 def switch_threads(tensor, kernel):
     ends = []
     together(3, lambda number: ends.append(end_of(kernel, 1.0, Turning(behaves=True))))
-    assert ends == [6.0] * 3
+    return ends
 
 
 def make_many_types(tensor, kernel):
@@ -88,8 +79,7 @@ def make_many_types(tensor, kernel):
 
 
 def explain_itself(tensor, kernel):
-    assert type(tensor).__name__ in str(explain(tensor))
-    assert "x" in str(kernel.explain(1.0, tensor))
+    return type(tensor).__name__ in str(explain(tensor)), "x" in str(kernel.explain(1.0, tensor))
 
 
 def raise_and_catch(tensor, kernel):
@@ -101,41 +91,43 @@ def raise_and_catch(tensor, kernel):
 
 
 ACTIONS = {
-    "calls the kernel": lambda tensor, kernel: same(kernel(1.0, Turning(np.arange(3.0), behaves=True)), 3.0),
-    "calls the kernel with itself": lambda tensor, kernel: same(kernel(1.0, tensor), 6.0),
-    "calls the kernel with other types": lambda tensor, kernel: same(kernel(2, np.ones((2, 2), np.int32)), 4.0),
-    "calls the kernel with __dlpack__": lambda tensor, kernel: same(kernel(None, Dunder(np.ones(2))), 2.0),
-    "calls the kernel through Numba": lambda tensor, kernel: same(kernel(ONLY_NUMBA, tensor), 6.0),
-    "calls the kernel many times": lambda tensor, kernel: same({kernel(1.0, np.ones(3)) for _ in range(100)}, {3.0}),
-    "calls other kernels": call_other_kernels,
-    "is refused by the kernel": be_refused_by_the_kernel,
-    "calls 20 deep": call_20_deep,
-    "collects garbage": collect_garbage,
-    "switches threads": switch_threads,
-    "makes many types": make_many_types,
-    "makes and drops a kernel": lambda tensor, kernel: same(fast_args(lambda x: x.size)(tensor), 4),
-    "explains itself": explain_itself,
-    "raises and catches": raise_and_catch,
-    "looks what is handled": lambda tensor, kernel: same(sys.exc_info(), (None, None, None)),
-    "drops what it made": lambda tensor, kernel: forget_notes(tensor),
+    "calls the kernel": (lambda tensor, kernel: kernel(1.0, Turning(np.arange(3.0), behaves=True)), 3.0),
+    "calls the kernel with itself": (lambda tensor, kernel: kernel(1.0, tensor), 6.0),
+    "calls the kernel with other types": (lambda tensor, kernel: kernel(2, np.ones((2, 2), np.int32)), 4.0),
+    "calls the kernel with __dlpack__": (lambda tensor, kernel: kernel(None, Dunder(np.ones(2))), 2.0),
+    "calls the kernel through Numba": (lambda tensor, kernel: kernel(ONLY_NUMBA, tensor), 6.0),
+    "calls the kernel many times": (lambda tensor, kernel: {kernel(1.0, np.ones(3)) for _ in range(100)}, {3.0}),
+    "calls other kernels": (call_other_kernels, (6.0, [1.0, 2.0, 3.0])),
+    "is refused by the kernel": (be_refused_by_the_kernel, [BufferError, BufferError, TypeError, BufferError]),
+    "calls 20 deep": (call_20_deep, 6.0),
+    "collects garbage": (collect_garbage, None),
+    "switches threads": (switch_threads, [6.0] * 3),
+    "makes many types": (make_many_types, None),
+    "makes and drops a kernel": (lambda tensor, kernel: fast_args(lambda x: x.size)(tensor), 4),
+    "explains itself": (explain_itself, (True, True)),
+    "raises and catches": (raise_and_catch, None),
+    "looks what is handled": (lambda tensor, kernel: sys.exc_info(), (None, None, None)),
+    "drops what it made": (lambda tensor, kernel: forget_notes(tensor), None),
 }
+"""What a tensor does, and what comes of it."""
 
 
 def delete_its_attributes(tensor, kernel):
     for name in (ATTRIBUTE, "__dlpack__", "__dlpack_device__"):
         if name in vars(type(tensor)):
             delattr(type(tensor), name)
-    gc.collect()
 
 
 def replace_its_table(tensor, kernel):
     setattr(type(tensor), ATTRIBUTE, Tabled.__dlpack_c_exchange_api__)
-    gc.collect()
+
+
+def spoil_its_table(tensor, kernel):
+    setattr(type(tensor), ATTRIBUTE, 3)
 
 
 def change_its_class(tensor, kernel):
     tensor.__class__ = type("Changed", (Gives,), {}) if isinstance(tensor, Gives) else hostile_type("Changed")
-    gc.collect()
 
 
 def rebase_its_class(tensor, kernel):
@@ -148,13 +140,7 @@ def recompile_the_kernel(tensor, kernel):
         kernel.recompile()
 
 
-CHANGES = {
-    "deletes its attributes": delete_its_attributes,
-    "replaces its table": replace_its_table,
-    "spoils its table": lambda tensor, kernel: setattr(type(tensor), ATTRIBUTE, 3),
-    "changes its class": change_its_class,
-    "rebases its class": rebase_its_class,
-}
+CHANGES = (delete_its_attributes, replace_its_table, spoil_its_table, change_its_class, rebase_its_class)
 
 
 # ---- when they do it -------------------------------------------------------------------------------------------------
@@ -181,140 +167,125 @@ def after(act):
     return function
 
 
-def gives(act, cls, make):
-    return new(cls, lambda tensor: act(tensor) or make(tensor))
-
-
 def in_a_fast_entry(act):
-    warm(TOTALS.warm)
+    warm(warm_total)
     tensor = Turning(view=before(act), behaves=True)
-    assert TOTALS.warm(1.0, tensor) == 6.0
+    assert warm_total(1.0, tensor) == 6.0
     tensor.behaves = False
     return tensor
 
 
-def of_an_export(act, base=Exported):
-    tensor = new(base)
-    reference = weakref.ref(tensor)
-    tensor.delete = lambda: act(reference())
+def when_deleted(act, base=None, **form):
+    """A tensor that acts in the deleter of its exports: of a table, or of a capsule."""
+    references = []
+    delete = lambda: act(references[0]())  # noqa: E731
+    tensor = new(base, delete=delete) if base else gives_deleting(delete, None, None, **form)
+    references.append(weakref.ref(tensor))
     return tensor
 
 
-def of_a_capsule(act, cls, export, name):
-    def give(tensor):
-        reference = weakref.ref(tensor)
-        return capsule(managed_and(tensor.ledger, tensor.array, lambda: act(reference()), export), name)
-
-    return new(cls, give)
-
-
 FAST = "before a view, in a fast entry"
+OLD = {"export": export_legacy, "name": b"dltensor"}
 TIMES = {
     "before a view": (lambda act: new(Viewed, view=before(act)), total),
     "after a view": (lambda act: new(Viewed, view=after(act)), total),
-    FAST: (in_a_fast_entry, TOTALS.warm),
+    FAST: (in_a_fast_entry, warm_total),
     "before an export": (lambda act: new(Exported, export=before(act)), total),
-    "before an export without the GIL": (lambda act: new(Viewed, export=before(act)), TOTALS.unlocked),
-    "in __dlpack__": (lambda act: gives(act, Gives, versioned), total),
-    "in legacy __dlpack__": (lambda act: gives(act, GivesLegacy, legacy), total),
-    "in the deleter of an export": (of_an_export, total),
-    "in the deleter of an export without the GIL": (lambda act: of_an_export(act, Viewed), TOTALS.unlocked),
-    "in the deleter of a capsule": (
-        lambda act: of_a_capsule(act, Gives, export_versioned, b"dltensor_versioned"), total),
-    "in the deleter of a legacy capsule": (
-        lambda act: of_a_capsule(act, GivesLegacy, export_legacy, b"dltensor"), total),
-}  # fmt: skip
+    "before an export without the GIL": (lambda act: new(Viewed, export=before(act)), unlocked_total),
+    "in __dlpack__": (lambda act: new(Gives, lambda tensor: act(tensor) or versioned(tensor)), total),
+    "in legacy __dlpack__": (lambda act: new(GivesLegacy, lambda tensor: act(tensor) or legacy(tensor)), total),
+    "in the deleter of an export": (lambda act: when_deleted(act, Exported), total),
+    "in the deleter of an export without the GIL": (lambda act: when_deleted(act, Viewed), unlocked_total),
+    "in the deleter of a capsule": (lambda act: when_deleted(act, cls=type("Once", (Gives,), {})), total),
+    "in the deleter of a legacy capsule": (lambda act: when_deleted(act, cls=type("Once", (GivesLegacy,), {}), **OLD), total),
+}
 """What gives a tensor that acts then, and the kernel that is called with it."""
 
 
 class Once:
     """Does an action, but not while it does it already, and only in this thread."""
 
-    def __init__(self, action, kernel=None):
-        self.action, self.kernel, self.busy, self.acted, self.failures = action, kernel, False, 0, []
+    def __init__(self, action, kernel, result=None):
+        self.action, self.kernel, self.busy, self.ends, self.result = action, kernel, False, [], result
 
     def __call__(self, tensor):
-        if self.busy or threading.current_thread() is not threading.main_thread():
-            return
-        self.busy, self.acted = True, self.acted + 1
-        behaved, tensor.behaves = getattr(tensor, "behaves", None), True
-        try:
-            self.action(tensor, self.kernel)
-        except BaseException as error:
-            error.__traceback__ = None
-            self.failures.append(error)
-        finally:
+        if not self.busy and threading.current_thread() is threading.main_thread():
+            self.busy = True
+            behaved, tensor.behaves = getattr(tensor, "behaves", None), True
+            self.ends.append(end_of(self.action, tensor, self.kernel))
             self.busy, tensor.behaves = False, behaved
 
-    def check(self):
-        assert self.acted and not self.failures, self.failures
-
-
-def perform(action, time, ends, kernel=None, times=3) -> None:
-    make, usual = TIMES[time]
-    act = Once(action, kernel or usual)
-    tensor = make(act)
-    with scene(time), kept(tensor) if kernel is None else contextlib.nullcontext():
-        for _ in range(times):
-            check_end(end_of(act.kernel, 1.0, tensor), ends)
-        act.check()
-    forget_notes(tensor)
-    tensor.ledger.check(tensor.ledger.made)
-    assert act.kernel(1.0, np.arange(4.0)) == act.kernel(1.0, Turning(behaves=True)) == 6.0
+    def check(self, tensor):
+        """It acted, as told; all is given back, and calls are right."""
+        assert self.ends and all(end == self.result for end in self.ends), self.ends
+        forget_notes(tensor)
+        tensor.ledger.check(tensor.ledger.made)
+        assert self.kernel(1.0, np.arange(4.0)) == self.kernel(1.0, Turning(behaves=True)) == 6.0
 
 
 @pytest.mark.parametrize("time", TIMES)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_producers_that_do_something_else_first(action, time):
-    perform(ACTIONS[action], time, 6.0)
+    make, kernel = TIMES[time]
+    act = Once(ACTIONS[action][0], kernel, ACTIONS[action][1])
+    tensor = make(act)
+    with kept(tensor):
+        for _ in range(3):
+            check_end(end_of(kernel, 1.0, tensor), 6.0)
+    act.check(tensor)
 
 
 @pytest.mark.parametrize("time", [time for time in TIMES if time != FAST])
-@pytest.mark.parametrize("action", CHANGES)
-def test_producers_that_change_their_type(action, time):
+def test_producers_that_change_their_type(time):
     """What was found for a type holds for the call in progress; later calls end in one of two ways, defined."""
-    perform(CHANGES[action], time, (6.0, REFUSED, TypeError, AttributeError))
+    make, kernel = TIMES[time]
+    for change in CHANGES:
+        act = Once(lambda tensor, kernel, change=change: (change(tensor, kernel), gc.collect()) and None, kernel)
+        tensor = make(act)
+        with scene(change.__name__), kept(tensor):
+            for _ in range(3):
+                check_end(end_of(kernel, 1.0, tensor), (6.0, REFUSED, TypeError, AttributeError))
+        act.check(tensor)
 
 
-@pytest.mark.parametrize("action", [*CHANGES, "recompiles the kernel"])
+@pytest.mark.parametrize("action", [*CHANGES, recompile_the_kernel], ids=lambda action: action.__name__)
 def test_in_the_middle_of_a_fast_entry(action):
-    kernel = fast_args(sum_of)
-    act = Once(CHANGES.get(action, recompile_the_kernel), kernel)
+    act = Once(action, fast_args(sum_of))
     tensor = hostile_type("Fresh")(view=before(act), behaves=True)
     for _ in range(WARM):
-        assert kernel(1.0, tensor) == 6.0
+        assert act.kernel(1.0, tensor) == 6.0
     tensor.behaves = False
     for _ in range(3):
-        check_end(end_of(kernel, 1.0, tensor), (6.0, REFUSED, TypeError))
-    act.check()
-    tensor.ledger.check(tensor.ledger.made)
-    assert kernel(1.0, np.arange(4.0)) == kernel(1.0, Turning(behaves=True)) == 6.0
+        check_end(end_of(act.kernel, 1.0, tensor), (6.0, REFUSED, TypeError))
+    act.check(tensor)
 
 
 @pytest.mark.parametrize("time", ["before a view", "before an export", "in __dlpack__", "in the deleter of an export",
                                   "in the deleter of a capsule"])  # fmt: skip
 def test_recompiling_in_the_middle(time):
-    perform(recompile_the_kernel, time, 6.0, kernel=fast_args(sum_of), times=2)
+    act = Once(recompile_the_kernel, fast_args(sum_of))
+    tensor = TIMES[time][0](act)
+    assert [end_of(act.kernel, 1.0, tensor) for _ in range(2)] == [6.0, 6.0]
+    act.check(tensor)
 
 
 @pytest.mark.parametrize("time", TIMES)
 def test_dropping_the_last_references_in_the_middle(time):
     """To the tensor, its neighbour, its type and the kernel: a call holds what it needs, and lets it go."""
-    held = []
-    act = Once(lambda tensor, kernel: (held.clear(), gc.collect()))
-    make, kernel = TIMES[time]
+    held, (make, kernel) = [], TIMES[time]
+    act = Once(lambda tensor, kernel: (held.clear(), gc.collect()) and None, None)
     tensor, neighbour = make(act), Dunder(np.ones(2))
     ledger, dead = tensor.ledger, [weakref.ref(tensor), weakref.ref(neighbour)]
     if time == FAST:
         held += [kernel, 1.0, tensor]
     else:
-        kernel = fast_args(size_of, nogil=kernel is TOTALS.unlocked)
+        kernel = fast_args(size_of, nogil=kernel is unlocked_total)
         kernel(1.0, np.ones(3))
         dead += [weakref.ref(type(tensor)), weakref.ref(kernel)]
         held += [kernel, neighbour, tensor]
-    del kernel, tensor, neighbour
+    del kernel, tensor, neighbour, make
     assert held[0](*held[1:]) == (6.0 if time == FAST else 4)
-    act.check()
+    assert act.ends
     gc.collect()
     assert [reference() for reference in dead] == [None] * len(dead)
     ledger.check(ledger.made)
@@ -344,8 +315,8 @@ def test_switching_threads_all_the_time():
         good = [Turning(array, ledger, view=pause), Exported(array, ledger, export=pause), Gives(give, array, ledger)]
         bad = [Turning(array, view=lambda tensor, out: -1), Exported(array, ledger, export=pause, lanes=2)]
         for _ in range(60):
-            ends.extend(end_of(TOTALS.warm, 1.0, tensor) == 3.0 * number for tensor in good)
-            ends.append(kind_of(end_of(TOTALS.warm, 1.0, bad[0])) is BufferError)
+            ends.extend(end_of(warm_total, 1.0, tensor) == 3.0 * number for tensor in good)
+            ends.append(kind_of(end_of(warm_total, 1.0, bad[0])) is BufferError)
             ends.append(kind_of(end_of(four, *good[:2], good[0], good[2])) == 1111.0 * number)
 
     together(4, hammer)
