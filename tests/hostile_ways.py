@@ -1,14 +1,15 @@
-"""The ways by which a tensor that misbehaves comes into a kernel, and the one body of their tables: ``check_ways``."""
+"""The ways by which a tensor that misbehaves comes into a kernel or a conversion, and their one body: ``check_ways``."""
 
 import functools
 import re
 
 import numpy as np
 from counting import Viewed, end_of, is_exception, kept, scene
+from exchanges import CALLS, Given
 from hostile_producers import REWORDED, VIEW, Gives, GivesLegacy, hostile_type, legacy, versioned
 from made_producers import ONLY_NUMBA, Dunder
 
-from fastexchange import fast_args
+from fastexchange import fast_args, from_dlpack
 
 WARM = 40
 """Calls after which a kernel's fast entry is in use."""
@@ -70,29 +71,43 @@ def viewed(kernels, **acts):
     return Viewed(**acts)
 
 
-VIEWS = {
+def converted(name, kernels, x):
+    made = from_dlpack(Given(lambda **_: CALLS[name](x))) if name.startswith("to_dlpack") else CALLS[name](x)
+    return kernels["plain"](1.0, made)
+
+
+def gives(kernels, give=versioned, **lies):
+    return Gives(give, **lies)
+
+
+def gives_legacy(kernels, give=legacy, **lies):
+    return GivesLegacy(give, **lies)
+
+
+BESIDE = {"a number": lambda: 1.0, "a tensor": lambda: Dunder(np.ones(3)), "what only Numba reads": lambda: ONLY_NUMBA}
+WAYS = {
     "a view": ("view", lambda kernels, **acts: hostile_type()(**acts), by("plain")),
     "a view, in a fast entry": ("view", turning, by("warm")),
     "a view, by keyword": ("view", viewed, lambda kernels, x: kernels["plain"](x=x, first=1.0)),
-}
-EXPORTS = {
     "an export": ("export", lambda kernels, **acts: hostile_type(**{VIEW: None})(**acts), by("plain")),
     "an export without the GIL": ("export", viewed, by("unlocked")),
-    "an export beside what only Numba reads": ("export", viewed, by("plain", lambda: ONLY_NUMBA)),
+    "an export beside what only Numba reads": ("export", viewed, by("plain", BESIDE["what only Numba reads"])),
+    **{f"a capsule beside {what}": ("give", gives, by("plain", beside)) for what, beside in BESIDE.items()},
+    **{f"a legacy capsule beside {what}": ("give", gives_legacy, by("plain", beside)) for what, beside in BESIDE.items()},
 }
-BESIDE = {"a number": lambda: 1.0, "a tensor": lambda: Dunder(np.ones(3)), "what only Numba reads": lambda: ONLY_NUMBA}
-CAPSULES = {
-    f"a capsule beside {what}": ("give", lambda kernels, give=versioned, **lies: Gives(give, **lies), by("plain", beside))
-    for what, beside in BESIDE.items()
-}
-LEGACY = {
-    f"a legacy capsule beside {what}": (
-        "give", lambda kernels, give=legacy, **lies: GivesLegacy(give, **lies), by("plain", beside))
-    for what, beside in BESIDE.items()
-}  # fmt: skip
-TABLES, METHODS = {**VIEWS, **EXPORTS}, {**CAPSULES, **LEGACY}
-WAYS = {**TABLES, **METHODS}
 """By name: which of a tensor's functions acts; ``make(kernels, **acts)``, which makes one that does so; ``call(kernels, x)``."""
+CONVERSIONS = {
+    **{f"{name} of an export": ("export", viewed, functools.partial(converted, name)) for name in CALLS},
+    **{f"{name} of a capsule": ("give", gives, functools.partial(converted, name)) for name in ("from_dlpack", "convert, a copy")},
+    **{f"{name} of a legacy capsule": ("give", gives_legacy, functools.partial(converted, name))
+       for name in ("from_dlpack", "to_dlpack")},
+}  # fmt: skip
+EVERYTHING = {**WAYS, **CONVERSIONS}
+
+
+def ways(*functions: str, but: str = "nothing") -> dict:
+    """Those where one of these functions of the tensor acts."""
+    return {name: way for name, way in EVERYTHING.items() if way[0] in functions and but not in name}
 
 
 def kind_of(end):
@@ -100,15 +115,20 @@ def kind_of(end):
     return end[0] if is_exception(end) else end
 
 
-def check_end(end, ends, word="", name="x", position=1) -> None:
-    """The call ended in one of `ends`, values or exceptions' types. An exception that can name the argument does."""
+def check_end(end, ends, word="", name: str | None = "x", position=1) -> None:
+    """The call ended in one of `ends`, values or exceptions' types. An exception that can name the argument does.
+
+    Without `name` it has none, as that of a conversion.
+    """
     wanted = ends if isinstance(ends, tuple) else (ends,)
     if not is_exception(end):
         assert end in [value for value in wanted if not isinstance(value, type)], f"returned {end!r}, not {ends}"
         return
     kind, message = end
     assert kind in wanted, f"raised {kind.__name__}: {message}; not {ends}"
-    if kind in REWORDED:
+    if kind in REWORDED and name is None:
+        assert any(each in message for each in (word, "not on the CPU", "unknown to DLPack")), message
+    elif kind in REWORDED:
         for needed in (f"'{name}'", f"position {position}", word):
             assert needed in message, message
 
@@ -126,7 +146,7 @@ def check_ways(ways: dict, ends, word="", act=None, **lies) -> None:
             with kept(*[tensor] * ("deleter" not in lies)):
                 got = [end_of(call, kernels, tensor) for _ in range(3)]
             for end in got:
-                check_end(end, ends, word)
+                check_end(end, ends, word, name=None if name in CONVERSIONS else "x")
             assert len({re.sub("0x[0-9a-f]+|:-?[0-9]+", "", repr(end)) for end in got}) == 1, f"the calls end differently: {got}"
             seen[name] = kind_of(got[0])
             tensor.behaves = True

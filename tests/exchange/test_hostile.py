@@ -13,28 +13,26 @@ from made_producers import ONLY_NUMBA, Dunder, ffi
 from oracle import new_kernel, numbas
 
 from hostile_producers import (  # isort: skip
-    CONTENTS, EXPORTED, FUNCTIONS, GOOD_IN_THE_END, REFUSED, RETURNS, UNCHANGED, RaisingDescriptor, raising,
+    CONTENTS, EXPORTED, FUNCTIONS, GOOD_IN_THE_END, REFUSED, RETURNS, REWORDED, UNCHANGED, RaisingDescriptor, raising,
 )
 from hostile_ways import (  # isort: skip
-    CAPSULES, EXPORTS, METHODS, TABLES, TOTALS, VIEWS, WARM, WAYS, Turning, check_end, check_ways, ignore, kind_of, size_of,
-    total, warm, warm_total,
+    CONVERSIONS, EVERYTHING, TOTALS, WARM, Turning, check_end, check_ways, ignore, kind_of, size_of, total, warm, warm_total, ways,
 )
 from fastexchange import explain, fast_args
 
 assert no_violations  # a fixture
-DISTINCT = {way: WAYS[way] for way in WAYS if "beside a tensor" not in way}
 
 
 @pytest.mark.parametrize("name", CONTENTS)
 def test_what_a_tensor_says_of_itself(name):
     lies, ends, word = CONTENTS[name]
-    check_ways(DISTINCT, ends, word, **lies)
+    check_ways(EVERYTHING, ends, word, **lies)
 
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_what_an_export_says_besides(name):
     lies, ends, word = EXPORTED[name]
-    check_ways({**EXPORTS, **CAPSULES}, ends, word, **lies)
+    check_ways(ways("export", "give", but="legacy"), ends, word, **lies)
 
 
 def half_a_view(tensor, out):
@@ -47,13 +45,13 @@ def null(tensor, out):
 
 
 DONE = {
-    **{f"a function: {name}": (WAYS if name.startswith("raises ") else TABLES, act, ends, "")
+    **{f"a function: {name}": (EVERYTHING if name.startswith("raises ") else ways("view", "export"), act, ends, "")
        for name, (act, ends) in FUNCTIONS.items()},
-    **{f"__dlpack__ returns {name}": (METHODS, give, (REFUSED, ValueError), "") for name, give in RETURNS.items()},
-    "an export writes NULL": (EXPORTS, null, REFUSED, "did not say why"),
-    "an export writes nothing": (EXPORTS, hostile.returning(0), REFUSED, "did not say why"),
-    "a view writes nothing": (VIEWS, hostile.returning(0), REFUSED, ""),
-    "a view writes some of the fields": (VIEWS, half_a_view, REFUSED, "shape"),
+    **{f"__dlpack__ returns {name}": (ways("give"), give, (REFUSED, ValueError), "") for name, give in RETURNS.items()},
+    "an export writes NULL": (ways("export"), null, REFUSED, "did not say why"),
+    "an export writes nothing": (ways("export"), hostile.returning(0), REFUSED, "did not say why"),
+    "a view writes nothing": (ways("view"), hostile.returning(0), REFUSED, ""),
+    "a view writes some of the fields": (ways("view"), half_a_view, REFUSED, "shape"),
 }  # fmt: skip
 """By which ways a tensor comes that does what, how the call ends, and a word of the message."""
 
@@ -64,9 +62,10 @@ def test_what_a_tensor_does(name):
     check_ways(ways, ends, word, act=act)
 
 
-@pytest.mark.parametrize("error", UNCHANGED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", [*UNCHANGED, *(kind("no") for kind in REWORDED)], ids=lambda error: type(error).__name__)
 def test_an_exception_that_is_more_than_a_message_arrives_as_it_is(error):
-    for name, (function, make, call) in WAYS.items():
+    """By kernels; by conversions, which have no argument to name, each does."""
+    for name, (function, make, call) in (CONVERSIONS if type(error) in REWORDED else EVERYTHING).items():
         with pytest.raises(type(error)) as caught:
             call(TOTALS, make(TOTALS, **{function: raising(error)}))
         assert caught.value is error, name

@@ -240,7 +240,7 @@ def test_producers_that_change_their_type(time):
     """What was found for a type holds for the call in progress; later calls end in one of two ways, defined."""
     make, kernel = TIMES[time]
     for change in CHANGES:
-        act = Once(lambda tensor, kernel, change=change: (change(tensor, kernel), gc.collect()) and None, kernel)
+        act = Once(lambda tensor, kernel, change=change: change(tensor, kernel), kernel)
         tensor = make(act)
         with scene(change.__name__), kept(tensor):
             for _ in range(3):
@@ -273,7 +273,7 @@ def test_recompiling_in_the_middle(time):
 def test_dropping_the_last_references_in_the_middle(time):
     """To the tensor, its neighbour, its type and the kernel: a call holds what it needs, and lets it go."""
     held, (make, kernel) = [], TIMES[time]
-    act = Once(lambda tensor, kernel: (held.clear(), gc.collect()) and None, None)
+    act = Once(lambda tensor, kernel: held.clear(), None)
     tensor, neighbour = make(act), Dunder(np.ones(2))
     ledger, dead = tensor.ledger, [weakref.ref(tensor), weakref.ref(neighbour)]
     if time == FAST:
