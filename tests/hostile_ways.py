@@ -95,10 +95,11 @@ WAYS = {
     **{f"a capsule beside {what}": ("give", gives, by("plain", beside)) for what, beside in BESIDE.items()},
     **{f"a legacy capsule beside {what}": ("give", gives_legacy, by("plain", beside)) for what, beside in BESIDE.items()},
 }
-"""By name: which of a tensor's functions acts; ``make(kernels, **acts)``, which makes one that does so; ``call(kernels, x)``."""
+"""By name: which of a tensor's functions acts; ``make(kernels, **acts)`` makes one that does so; ``call(kernels, x)``."""
 CONVERSIONS = {
     **{f"{name} of an export": ("export", viewed, functools.partial(converted, name)) for name in CALLS},
-    **{f"{name} of a capsule": ("give", gives, functools.partial(converted, name)) for name in ("from_dlpack", "convert, a copy")},
+    **{f"{name} of a capsule": ("give", gives, functools.partial(converted, name))
+       for name in ("from_dlpack", "convert, a copy")},
     **{f"{name} of a legacy capsule": ("give", gives_legacy, functools.partial(converted, name))
        for name in ("from_dlpack", "to_dlpack")},
 }  # fmt: skip

@@ -16,7 +16,8 @@ from hostile_producers import (  # isort: skip
     CONTENTS, EXPORTED, FUNCTIONS, GOOD_IN_THE_END, REFUSED, RETURNS, REWORDED, UNCHANGED, RaisingDescriptor, raising,
 )
 from hostile_ways import (  # isort: skip
-    CONVERSIONS, EVERYTHING, TOTALS, WARM, Turning, check_end, check_ways, ignore, kind_of, size_of, total, warm, warm_total, ways,
+    CONVERSIONS, EVERYTHING, TOTALS, WARM, Turning, check_end, check_ways, ignore, kind_of, size_of, total, warm, warm_total,
+    ways,
 )
 from fastexchange import explain, fast_args
 
