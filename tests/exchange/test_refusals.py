@@ -278,7 +278,7 @@ REFUSALS = {
     "readonly memory to PyTorch": (
         READONLY if torch is not None else {}, {"": lambda x: convert(x, torch.Tensor, copy=False)}, BufferError, "readonly"),
 }  # fmt: skip
-"""Each of these things (a partial makes it anew) raises by each of these ways one of these errors with a message of these words."""
+"""Each of these things (a partial makes it anew) raises by each of these ways one of these errors, with these words."""
 
 
 @pytest.mark.parametrize("name", REFUSALS)
