@@ -1,6 +1,7 @@
 """Capsules and exports that are hostile where they are given back: consumed already, destructors, copies, failures at the end."""
 
 import ctypes
+import functools
 import gc
 import sys
 import weakref
@@ -9,7 +10,7 @@ import hostile_producers as hostile
 import numpy as np
 import pytest
 from counting import check_dies, end_of, is_exception, kept, memory_of, no_violations
-from hostile_ways import WARM, Turning, check_end, ignore, total
+from hostile_ways import WARM, check_end, ignore, total
 from made_producers import ONLY_NUMBA, Ledger, address_of, capsule, capsule_name, export_legacy, export_versioned, ffi
 
 from hostile_producers import (  # isort: skip
@@ -18,74 +19,52 @@ from hostile_producers import (  # isort: skip
 from fastexchange import fast_args
 
 assert no_violations  # a fixture
-FORMS = {
-    "versioned": (Gives, versioned, export_versioned, b"dltensor_versioned"),
-    "legacy": (GivesLegacy, legacy, export_legacy, b"dltensor"),
-}
+each_form = pytest.mark.parametrize(("cls", "give", "export", "name"), [
+    (Gives, versioned, export_versioned, b"dltensor_versioned"), (GivesLegacy, legacy, export_legacy, b"dltensor"),
+], ids=["versioned", "legacy"])  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_same_capsule_again(form):
+@each_form
+def test_the_same_capsule_again(cls, give, export, name):
     """The second time it has been consumed."""
-    cls, make, *_ = FORMS[form]
-    again = []
-
-    def give(tensor):
-        if not again:
-            again.append(make(tensor))
-        return again[0]
-
-    tensor = cls(give)
-    assert total(1.0, cls(make)) == total(1.0, tensor) == 6.0  # a call that compiles may ask for a second one
+    again = functools.cache(give)
+    tensor = cls(again)
+    assert total(1.0, cls(give)) == total(1.0, tensor) == 6.0  # a call that compiles may ask for a second one
     for first in (1.0, 1.0, ONLY_NUMBA):
         check_end(end_of(total, first, tensor), REFUSED, "__dlpack__")
     tensor.ledger.check(1)
-    again.clear()
+    again.cache_clear()
     check_end(end_of(ignore, tensor, tensor), REFUSED, "__dlpack__", name="arguments[1]")
     tensor.ledger.check(2)
 
 
-def destroying(form: str):
-    """A tensor whose capsules have a destructor."""
-    cls, _, export, name = FORMS[form]
-    return cls(lambda tensor: capsule_with_destructor(export(tensor.ledger, tensor.array), name))
+def fail(error):
+    raise Sets(0, type(error), error)
 
 
-@pytest.fixture
-def at_destruction():
-    yield hostile.at_destruction
-    hostile.at_destruction.clear()
+DESTRUCTORS = {
+    "does nothing": (lambda: None, 6.0),
+    "collects": (gc.collect, 6.0),
+    "calls a kernel": (lambda: total(1.0, np.ones(3)), 6.0),
+    **{f"sets {error.__name__}": (functools.partial(fail, error("no")), (6.0, error))
+       for error in (BufferError, OSError, KeyboardInterrupt)},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("what", [lambda: None, gc.collect, lambda: total(1.0, np.ones(3))], ids=["no", "collects", "calls"])
-def test_a_capsules_destructor(form, what, at_destruction):
-    """A capsule is renamed before it dies, so that its destructor leaves the tensor alone."""
-    at_destruction[:] = [what]
+@each_form
+@pytest.mark.parametrize("what", DESTRUCTORS)
+def test_a_capsules_destructor(cls, give, export, name, what, monkeypatch):
+    """A capsule is renamed before it dies, so that its destructor leaves the tensor alone; it is given back however that ends."""
+    act, ends = DESTRUCTORS[what]
+    if ends != 6.0 and hasattr(sys, "gettotalrefcount"):
+        pytest.skip("a debug build of CPython aborts by itself")
+    tensor = cls(lambda tensor: capsule_with_destructor(export(tensor.ledger, tensor.array), name))
+    monkeypatch.setattr(hostile, "at_destruction", [act])
     hostile.destroyed_names.clear()
-    tensor = destroying(form)
     for first in (1.0, 1.0, ONLY_NUMBA):
-        assert total(first, tensor) == 6.0
-    assert set(hostile.destroyed_names) == {b"used_" + FORMS[form][3]} and len(hostile.destroyed_names) >= 3
-    tensor.ledger.check(tensor.ledger.made)
-
-
-@pytest.mark.skipif(hasattr(sys, "gettotalrefcount"), reason="a debug build of CPython aborts by itself")
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("error", [BufferError("no"), OSError("no"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
-def test_a_capsules_destructor_that_sets_an_exception(form, error, at_destruction):
-    """The call ends in it, or goes on without it; the tensor is given back all the same."""
-
-    def fail():
-        raise Sets(0, type(error), error)
-
-    at_destruction[:] = [fail]
-    tensor = destroying(form)
-    for first in (1.0, 1.0, ONLY_NUMBA):
-        check_end(end_of(total, first, tensor), (6.0, type(error)))
+        check_end(end_of(total, first, tensor), ends)
         tensor.ledger.check(tensor.ledger.made)
-    at_destruction.clear()
-    assert total(1.0, np.arange(4.0)) == 6.0
+    assert set(hostile.destroyed_names) == {b"used_" + name} and len(hostile.destroyed_names) >= 3
 
 
 @pytest.mark.parametrize("name", [b"dltensor_v2", b"used_dltensor_versioned", None])
@@ -102,42 +81,39 @@ def test_a_refused_capsules_tensor_stays_its_own(name):
 
 def test_the_deleter_of_these_tests_is_native():
     """It returns with an exception set, which only native code can do."""
-
-    def sets_an_exception():
-        raise Sets(0, BufferError, BufferError("from the deleter"))
-
     ledger = Ledger()
-    managed = hostile.managed_and(ledger, np.ones(3), sets_an_exception)
-    assert address_of(managed.deleter) == hostile.delete_function
+    managed = hostile.managed_and(ledger, np.ones(3), functools.partial(fail, BufferError("from the deleter")))
     with pytest.raises(BufferError, match="from the deleter"):
-        ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(hostile.delete_function)(address_of(managed))
+        ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address_of(managed.deleter))(address_of(managed))
     ledger.check(1)
 
 
 # ---- a kept array, whose export is made when the call has ended ------------------------------------------------------
 
 
-def column_of(first, x):
-    """A view: an argument would be returned as that very object."""
-    return x.reshape(4, 1)
+@functools.cache
+def kernel_called(calls: int):
+    """A kernel that returns a view: an argument would be returned as that very object. And the type that it was called with."""
+    column = fast_args(lambda first, x: x.reshape(4, 1), returns=np.ndarray)
+    cls = hostile_type("Columns")
+    for _ in range(calls):
+        column(1.0, cls(behaves=True))
+    return column, cls
 
 
-column, warm_column = fast_args(column_of, returns=np.ndarray), fast_args(column_of, returns=np.ndarray)
-KERNELS = {"called first": (column, 0), "called often": (warm_column, WARM)}
+each_kernel = pytest.mark.parametrize("calls", [0, WARM], ids=["called first", "called often"])
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_kept_array_whose_export_is_elsewhere(kernel):
+@each_kernel
+def test_a_kept_array_whose_export_is_elsewhere(calls):
     """The borrowed memory must live as long as the array, whatever the export, made when it was kept, holds."""
-    column, calls = KERNELS[kernel]
-    copies, cls = [], hostile_type("Copying")
+    column, cls = kernel_called(calls)
+    copies = []
 
     def copy(tensor, out):
         copies.append(tensor.array.copy())
         out[0] = export_versioned(tensor.ledger, copies[-1], flags=2)
 
-    for _ in range(calls):
-        column(1.0, cls(behaves=True))
     tensor = cls(memory_of(0, 1, 2, 3), export=copy)
     memory, ledger = weakref.ref(tensor.array), tensor.ledger
     array = column(1.0, tensor)
@@ -152,11 +128,7 @@ def test_a_kept_array_whose_export_is_elsewhere(kernel):
 
 
 def acting(act):
-    def export(tensor, out):
-        act()
-        return hostile.honest(tensor, out)
-
-    return export
+    return lambda tensor, out: (act(), hostile.honest(tensor, out))[1]
 
 
 FAILURES = {
@@ -167,31 +139,29 @@ FAILURES = {
     "NULL": lambda tensor, out: 0,
     "major version 2": lambda tensor, out: hostile.honest(tensor, out, version=(2, 0)),
     "no deleter": lambda tensor, out: hostile.honest(tensor, out, deleter=ffi.NULL),
-    "calls the kernel": acting(lambda: column(1.0, np.ones(4))),
+    "calls a kernel": acting(lambda: kernel_called(0)[0](1.0, np.ones(4))),
     "collects": acting(gc.collect),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@each_kernel
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_kept_array_whose_export_fails(name, kernel):
+def test_a_kept_array_whose_export_fails(name, calls):
     """The call has been made: its result is right, and the tensor itself is kept, or what was exported."""
-    column, calls = KERNELS[kernel]
-    tensor = Turning(behaves=True)
-    for _ in range(calls):
-        column(1.0, tensor)
+    column, cls = kernel_called(calls)
+    tensor = cls(behaves=True)
+    column(1.0, tensor)
     ledger, reference = tensor.ledger, weakref.ref(tensor)
     tensor.export, tensor.behaves = FAILURES[name], False
-    for _ in range(3):
-        end = end_of(column, 1.0, tensor)
+    ends = [end_of(column, 1.0, tensor) for _ in range(3)]
+    memory = tensor.array
+    del tensor
+    for end in ends:
         if is_exception(end):
             check_end(end, (BufferError, ValueError, OSError, KeyboardInterrupt, SystemError, TypeError))
         else:
             assert end.ravel().tolist() == [0.0, 1.0, 2.0, 3.0]
-    memory = tensor.array
-    del tensor
-    assert is_exception(end) or end.ravel().tolist() == [0.0, 1.0, 2.0, 3.0]
-    del end, memory
+    del end, ends, memory
     check_dies(reference)
     if name != "no deleter":
         ledger.check(ledger.made)
