@@ -13,6 +13,7 @@ import numba
 import numpy as np
 import pytest
 from counting import scene
+from exchanges import Given
 from frameworks import torch
 from interpreter import run_python
 from made_producers import ONLY_NUMBA
@@ -29,6 +30,8 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 pytestmark = pytest.mark.slow
+each_locking = pytest.mark.parametrize("nogil", [False, True], ids=["with the GIL", "without the GIL"])
+REFUSED = (BufferError, RuntimeError, ValueError, TypeError)
 
 
 class Evil:
@@ -52,6 +55,19 @@ class Evil:
         return made
 
 
+# ---- what happens to the victim, and where it stands -----------------------------------------------------------------
+
+
+def twos(dtype=torch.float32):
+    return torch.full((6,), 2.0, dtype=dtype)[1:5]
+
+
+def negated():
+    victim = twos()
+    victim.data = torch._neg_view(-victim.detach())
+    return victim
+
+
 def become(convert):
     """The victim gets another implementation, device or dtype."""
 
@@ -59,9 +75,6 @@ def become(convert):
         victim.data = convert(victim.detach())
 
     return action
-
-
-negate = become(lambda x: torch._neg_view(-x))  # the same value, and its negative in memory
 
 
 def clone_lazily(victim):
@@ -73,33 +86,36 @@ def give_other_memory(victim, size=4):
     victim.set_(torch.full((size,), 9.0, dtype=victim.dtype))
 
 
-def dual(victim):
-    with torch.no_grad():
-        victim.set_(torch.full((4,), 2.0))
-    if forward_ad._current_level >= 0:
-        victim.mul_(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
+def complex_twos():
+    return twos(torch.complex64)
 
 
-REFUSED = (BufferError, RuntimeError, ValueError, TypeError)
 ACTIONS = {
-    "becomes lazily negated": negate,
-    "becomes lazily conjugated": become(lambda x: x.conj().resolve_conj().conj()),
-    "requires grad": lambda victim: victim.requires_grad_(),
-    "is multiplied by what requires grad": lambda victim: victim.mul_(torch.ones(1, requires_grad=True)),
-    "becomes sparse": become(torch.Tensor.to_sparse),
-    "becomes a meta tensor": become(lambda x: x.to("meta")),
-    "gets other memory": give_other_memory,
-    "gets other memory, and less": functools.partial(give_other_memory, size=1),
-    "gets integers": become(lambda x: torch.full((4,), 9, dtype=torch.int64)),
-    "is freed": lambda victim: victim.untyped_storage().resize_(0),
-    "is shared with other processes": lambda victim: victim.share_memory_(),
-    "is cloned lazily": clone_lazily,
+    "becomes lazily negated": (twos, become(lambda x: torch._neg_view(-x))),  # the same value, and its negative in memory
+    "is lazily negated no longer": (negated, become(lambda x: x.resolve_neg())),
+    "becomes lazily conjugated": (complex_twos, become(lambda x: x.conj().resolve_conj().conj())),
+    "requires grad": (twos, lambda victim: victim.requires_grad_()),
+    "is multiplied by what requires grad": (twos, lambda victim: victim.mul_(torch.ones(1, requires_grad=True))),
+    "becomes sparse": (complex_twos, become(torch.Tensor.to_sparse)),
+    "becomes a meta tensor": (twos, become(lambda x: x.to("meta"))),
+    "gets other memory": (twos, give_other_memory),
+    "gets other memory, and less": (complex_twos, functools.partial(give_other_memory, size=1)),
+    "gets integers": (twos, become(lambda x: torch.full((4,), 9, dtype=torch.int64))),
+    "is freed": (twos, lambda victim: victim.untyped_storage().resize_(0)),
+    "is shared with other processes": (lambda: torch.full((4,), 2.0), lambda victim: victim.share_memory_()),
+    "is cloned lazily": (lambda: torch.full((4,), 2.0), clone_lazily),
 }
-VICTIMS = {
-    "plain": lambda: torch.full((4,), 2.0),
-    "complex": lambda: torch.full((4,), 2.0 + 1j),
-    "view": lambda: torch.full((6,), 2.0)[1:5],
-}
+"""What makes the victim, and what happens to it."""
+KINDS = {action: complex_twos for action, (make, _) in ACTIONS.items() if make is complex_twos}
+
+
+def made_dual():
+    with forward_ad.dual_level():
+        one = torch.ones(3)
+        one.mul_(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
+        return one
+
+
 PLACES = {
     "before": lambda victim, evil: (victim, evil, 1.0),
     "after": lambda victim, evil: (evil, victim, 1.0),
@@ -112,11 +128,7 @@ PLACES = {
 }
 
 
-def made_dual():
-    with forward_ad.dual_level():
-        one = torch.ones(3)
-        one.mul_(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
-        return one
+QUICK = [place for place in PLACES if place != "beside seventy"]  # which takes long to compile
 
 
 def total_of(x):
@@ -144,9 +156,19 @@ DISPATCHERS = {nogil: numba.njit(nogil=nogil)(read) for nogil in (False, True)}
 
 
 @functools.cache
-def later(nogil: bool):
-    """A kernel that has been called before; ``new_kernel`` makes one that is called first."""
+def known_kernel(nogil: bool):
     return new_kernel(DISPATCHERS[nogil])
+
+
+@functools.cache
+def later(nogil: bool, place: str = "before", make=twos):
+    """A kernel that makes such calls by a fast entry."""
+    for _ in range(20):
+        known_kernel(nogil)(*PLACES[place](make(), Evil(lambda: None)))
+    return known_kernel(nogil)
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
 
 
 def value_of(victim):
@@ -159,35 +181,14 @@ def value_of(victim):
         return None
 
 
-def places_of(make: str) -> list:
-    return [place for place in PLACES if make == "plain" or place != "beside seventy"]  # which takes long to compile
-
-
-WHEN = ("__dlpack__", "__dlpack_device__", "afterwards")
-
-
-@pytest.mark.parametrize("nogil", [False, True], ids=["with the GIL", "without the GIL"])
-@pytest.mark.parametrize("make", VICTIMS)
-@pytest.mark.parametrize("action", ACTIONS)
-def test_no_argument_is_changed_behind_the_guard(action, make, nogil):
-    if action == "becomes lazily conjugated" and make != "complex":
-        pytest.skip("only complex tensors can be conjugated")
-    for place, when, order in itertools.product(places_of(make), WHEN, ("first", "later")):
-        kernel = later(nogil) if order == "later" else new_kernel(DISPATCHERS[nogil])
-        for _ in range(20 if order == "later" else 0):
-            kernel(*PLACES[place](VICTIMS[make](), Evil(lambda: None)))
-        for armed_at in range(1, 6 if place == "beside an odd one" else 3):  # a call may ask for an export several times
-            with scene(place, when, order, armed_at):
-                check_change(kernel, place, when, VICTIMS[make](), ACTIONS[action], armed_at)
-
-
-def check_change(kernel, place, when, victim, action, armed_at):
+def check_change(kernel, place, when, action, armed_at):
     """When it is asked for the `armed_at`-th time, it changes the victim: what is read is right then, or refused."""
-    calls = itertools.count(1)
+    (make, change), calls = ACTIONS[action], itertools.count(1)
+    victim = make()
 
     def act():
         if next(calls) == armed_at:
-            action(victim)
+            change(victim)
 
     try:
         got = kernel(*PLACES[place](victim, Evil(act, when)))[place == "after"]
@@ -199,45 +200,39 @@ def check_change(kernel, place, when, victim, action, armed_at):
         assert got == after
 
 
-@pytest.mark.parametrize("nogil", [False, True])
-@pytest.mark.parametrize("make", VICTIMS)
-def test_memory_is_that_of_the_value(nogil, make):
-    """A tensor that becomes lazily negated, and one that is no longer: what is read is the value, before and after."""
-    for place in places_of(make):
-        victim = VICTIMS[make]()
-        victim.data = torch._neg_view(-victim.detach())
-        want = victim.resolve_neg().numpy().sum()
-        evil = Evil(lambda victim=victim: setattr(victim, "data", victim.detach().resolve_neg()))
-        try:
-            assert new_kernel(DISPATCHERS[nogil])(*PLACES[place](victim, evil))[place == "after"] == want
-        except BufferError as error:
-            assert "negated" in str(error)
+def check_action(action, nogil, places):
+    for place, when in itertools.product(places, ("__dlpack__", "__dlpack_device__", "afterwards")):
+        for armed_at in range(1, 6 if place == "beside an odd one" else 3):  # a call may ask for an export several times
+            with scene(place, when, armed_at):
+                for kernel in (new_kernel(DISPATCHERS[nogil]), later(nogil, place, KINDS.get(action, twos))):
+                    check_change(kernel, place, when, action, armed_at)
 
 
-@pytest.mark.parametrize("nogil", [False, True])
-def test_grad_mode_that_another_argument_enables(nogil):
-    leaf = torch.full((4,), 2.0, requires_grad=True)
-    for place in [*PLACES] * 20:
-        with torch.no_grad():
-            later(nogil)(*PLACES[place](leaf, Evil(lambda: None)))
-            assert torch.is_grad_enabled() is False
-            with pytest.raises(BufferError, match="requires grad"):
-                later(nogil)(*PLACES[place](leaf, Evil(lambda: torch.set_grad_enabled(True))))
+@each_locking
+@pytest.mark.parametrize("action", ACTIONS)
+def test_no_argument_is_changed_behind_the_guard(action, nogil):
+    check_action(action, nogil, PLACES if action == "gets other memory" else QUICK)
 
 
-@pytest.mark.parametrize("nogil", [False, True])
-def test_levels_of_differentiation_that_another_argument_opens(nogil):
-    for place in PLACES:
-        victim, level = torch.full((4,), 2.0), forward_ad.dual_level()
+@each_locking
+def test_modes_that_another_argument_begins(nogil):
+    """Grad mode; a level of differentiation."""
+    for place in QUICK:
+        leaf, victim, level = torch.full((4,), 2.0, requires_grad=True), torch.full((4,), 2.0), forward_ad.dual_level()
 
-        def act(victim=victim, level=level):
+        def enter(victim=victim, level=level):
             if forward_ad._current_level < 0:
                 level.__enter__()
-                dual(victim)
+                victim.mul_(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
 
+        with torch.no_grad(), scene(place):
+            for _ in range(20):
+                later(nogil)(*PLACES[place](leaf, Evil(lambda: None)))
+            with pytest.raises(BufferError, match="requires grad"):
+                later(nogil)(*PLACES[place](leaf, Evil(lambda: torch.set_grad_enabled(True))))
         try:
             with pytest.raises(BufferError, match="tangent"):
-                later(nogil)(*PLACES[place](victim, Evil(act)))
+                later(nogil)(*PLACES[place](victim, Evil(enter)))
         finally:
             level.__exit__(None, None, None)
 
@@ -261,29 +256,72 @@ class Finalizer:
         self.action()
 
 
-@pytest.mark.parametrize("nogil", [False, True])
-@pytest.mark.parametrize("action", ["becomes lazily negated", "requires grad", "gets other memory", "gets other memory, and less",
-                                    "is freed"])  # fmt: skip
-def test_a_garbage_collection_at_each_allocation_of_a_call(action, nogil):
-    """The snapshot of a list, or the object of a storage, may set it off when other arguments have been read."""
-    read = later(nogil)
+def check_collections(action, nogil, beside) -> None:
+    """A garbage collection at each allocation of a call changes the victim."""
     threshold = gc.get_threshold()
     for _ in range(20):
-        read(torch.full((4,), 2.0), [torch.ones(2)], 1.0)
+        later(nogil)(torch.full((4,), 2.0), beside, 1.0)
     for allocations in range(1, 12):
-        victim, lists = torch.full((4,), 2.0), [torch.ones(2)]
+        victim = torch.full((4,), 2.0)
         gc.collect()
         gc.disable()
-        Finalizer(lambda victim=victim: ACTIONS[action](victim))
+        Finalizer(lambda victim=victim: ACTIONS[action][1](victim))
         gc.set_threshold(gc.get_count()[0] + allocations)
         gc.enable()
         try:
-            got = read(victim, lists, 1.0)[0]
+            got = later(nogil)(victim, beside, 1.0)[0]
         except REFUSED:
             continue
         finally:
             gc.set_threshold(*threshold)
         assert got in (8.0, 9.0, 36.0)
+
+
+@each_locking
+@pytest.mark.parametrize("action", ["becomes lazily negated", "requires grad", "gets other memory", "gets other memory, and less",
+                                    "is freed"])  # fmt: skip
+def test_a_garbage_collection_at_each_allocation_of_a_call(action, nogil):
+    """The snapshot of a list, or the object of a storage, may set it off when other arguments have been read."""
+    check_collections(action, nogil, [torch.ones(2)])
+
+
+@fast_args
+def increase(x, other):
+    for i in range(x.shape[0]):
+        x[i] += 1
+
+
+def test_memory_that_is_shared_or_cloned_lazily_meanwhile_is_the_one_that_is_written():
+    for _ in range(30):
+        victim, clones = torch.zeros(300), []
+        increase(victim, Evil(victim.share_memory_))
+        assert victim.tolist() == [1.0] * 300
+        victim = torch.zeros(300)
+        increase(victim, Evil(lambda victim=victim, clones=clones: clones.append(torch._lazy_clone(victim))))
+        assert victim.tolist() == [1.0] * 300 and all(clone.tolist() == [0.0] * 300 for clone in clones)
+
+
+def test_without_an_exchange_table():
+    """PyTorch before 2.10 has none: its tensors are exported after all others, too."""
+    run_python(
+        """
+        import sys
+        sys.modules["tvm_ffi"] = None  # it gives PyTorch's tensors a table where they have none
+        import torch
+        del torch.Tensor.__dlpack_c_exchange_api__
+        import numpy as np
+        import test_outrun
+        assert not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+        for action in test_outrun.ACTIONS:
+            test_outrun.check_action(action, False, ("before", "beside what only Numba reads"))
+            test_outrun.check_action(action, True, ("before",))
+        test_outrun.check_collections("becomes lazily negated", False, np.zeros(1))
+        test_outrun.test_memory_that_is_shared_or_cloned_lazily_meanwhile_is_the_one_that_is_written()
+        """
+    )
+
+
+# ---- conversions, arrays ---------------------------------------------------------------------------------------------
 
 
 class Changing(TorchFunctionMode):
@@ -300,23 +338,12 @@ class Changing(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class Capsule:
-    def __init__(self, capsule):
-        self.capsule = capsule
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, **options):
-        return self.capsule
-
-
 CONVERSIONS = {
     "from_dlpack": from_dlpack,
     "from_dlpack, shared": lambda x: from_dlpack(x, copy=False),
     "convert": lambda x: convert(x, np.ndarray),
     "convert, shared": lambda x: convert(x, np.ndarray, copy=False),
-    "to_dlpack": lambda x: np.from_dlpack(Capsule(to_dlpack(x, max_version=(1, 0)))),
+    "to_dlpack": lambda x: np.from_dlpack(Given(to_dlpack(x, max_version=(1, 0)))),
 }
 
 
@@ -326,7 +353,7 @@ def test_conversions_in_a_mode_that_changes_the_tensor(way, action):
     for number in range(1, 40):
         victim = torch.full((4,), 2.0)
         memory = victim.untyped_storage()  # an export does not keep it when the tensor is given other memory
-        with Changing(lambda victim=victim: ACTIONS[action](victim), number):
+        with Changing(lambda victim=victim: ACTIONS[action][1](victim), number):
             try:
                 got = CONVERSIONS[way](victim)
             except REFUSED:
@@ -334,84 +361,17 @@ def test_conversions_in_a_mode_that_changes_the_tensor(way, action):
         assert got.tolist() in ([2.0] * 4, [9.0]) and memory.nbytes() == 16
 
 
-def test_flags_and_shape_of_an_array_that_another_argument_changes():
-    for place in PLACES:
-        array = np.full(4, 2.0, np.float32)
-        evil = Evil(lambda array=array: setattr(array.flags, "writeable", False))
-        assert later(False)(*PLACES[place](array, evil))[place == "after"] == 8.0
-
+def test_flags_of_an_array_that_another_argument_changes():
     @fast_args
     def write(a, b):
         a[0] = 7.0
         return b[0]
 
-    for _ in range(3):
-        array = np.full(4, 2.0)
+    for place in ("before", "after", "in a tuple", "in a list"):
+        array = np.full(4, 2.0, np.float32)
         evil = Evil(lambda array=array: setattr(array.flags, "writeable", False))
+        assert later(False)(*PLACES[place](array, evil))[place == "after"] == 8.0
+        array.flags.writeable = True
         with pytest.raises(Exception, match=r"readonly|read-only|immutable"):
             write(array, evil)
         assert array[0] == 2.0
-
-
-def test_without_an_exchange_table():
-    """PyTorch before 2.10 has none: its tensors are exported after all others, too."""
-    run_python(
-        """
-        import sys
-        sys.modules["tvm_ffi"] = None  # it gives PyTorch's tensors a table where they have none
-        import torch
-        del torch.Tensor.__dlpack_c_exchange_api__
-        import gc
-        import numpy as np
-        from fastexchange import fast_args
-        from made_producers import ONLY_NUMBA
-        from test_outrun import ACTIONS, DISPATCHERS, Evil, Finalizer, REFUSED, value_of
-        assert not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-        for nogil in (False, True):
-            read = fast_args(DISPATCHERS[nogil])
-            for action in ACTIONS.values():
-                for third in (1.0, "text", ONLY_NUMBA):
-                    for _ in range(20):
-                        victim = torch.full((4,), 2.0)
-                        try:
-                            got, _ = read(victim, Evil(lambda: action(victim)), third)
-                        except REFUSED:
-                            continue
-                        assert got == value_of(victim), (nogil, action, third, got, value_of(victim))
-
-        for allocations in range(1, 40):  # a garbage collection at each of PyTorch's function, too
-            victim = torch.full((4,), 2.0)
-            gc.collect()
-            gc.disable()
-            Finalizer(lambda: setattr(victim, "data", torch._neg_view(torch.full((4,), 3.0))))
-            gc.set_threshold(gc.get_count()[0] + allocations)
-            gc.enable()
-            try:
-                got, _ = read(victim, np.zeros(1), 1.0)
-            except REFUSED:
-                continue
-            finally:
-                gc.set_threshold(700, 10, 10)
-            assert got == 8.0, (allocations, got)
-
-        @fast_args
-        def increase(x, other):
-            for i in range(x.shape[0]):
-                x[i] += 1
-
-        def share():
-            victim.share_memory_()
-
-        def clone():
-            global clone_of_it
-            clone_of_it = torch._lazy_clone(victim)
-
-        for _ in range(100):
-            victim = torch.zeros(300)
-            increase(victim, Evil(share))
-            assert victim.tolist() == [1.0] * 300
-            victim = torch.zeros(300)
-            increase(victim, Evil(clone))
-            assert victim.tolist() == [1.0] * 300 and clone_of_it.tolist() == [0.0] * 300
-        """
-    )
