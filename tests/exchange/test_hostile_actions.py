@@ -4,7 +4,6 @@ import contextlib
 import gc
 import sys
 import threading
-import time
 import weakref
 
 import hostile_producers as hostile
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from counting import Exported, Viewed, end_of, forget_notes, gives_deleting, kept, no_violations, scene
 from forked import fork_python
-from made_producers import ONLY_NUMBA, Dunder, Ledger, Tabled, export_legacy
+from made_producers import ONLY_NUMBA, Dunder, Tabled, export_legacy
 
 from hostile_producers import (  # isort: skip
     ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, hostile_type, legacy, versioned,
@@ -54,18 +53,13 @@ def collect_garbage(tensor, kernel):
     gc.collect()
 
 
-def together(count, work) -> None:
-    """Run ``work(number)`` in threads, for each number from 1 on."""
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, count + 1)]
+def switch_threads(tensor, kernel):
+    ends = []
+    threads = [threading.Thread(target=lambda: ends.append(end_of(kernel, 1.0, Turning(behaves=True)))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def switch_threads(tensor, kernel):
-    ends = []
-    together(3, lambda number: ends.append(end_of(kernel, 1.0, Turning(behaves=True))))
     return ends
 
 
@@ -291,45 +285,11 @@ def test_dropping_the_last_references_in_the_middle(time):
     ledger.check(ledger.made)
 
 
-@fast_args
-def four(a, b, c, d):
-    return a[0] * 1000 + b[0] * 100 + c[0] * 10 + d[0]
-
-
-def test_switching_threads_all_the_time():
-    """Threads call one kernel with tensors whose functions let the others run in their middle."""
-
-    def pause(tensor, out):
-        time.sleep(0)
-        hostile.honest(tensor, out)
-        time.sleep(0)
-
-    def give(tensor):
-        time.sleep(0)
-        return versioned(tensor)
-
-    ledger, ends = Ledger(), []
-
-    def hammer(number):
-        array = np.full(3, float(number))
-        good = [Turning(array, ledger, view=pause), Exported(array, ledger, export=pause), Gives(give, array, ledger)]
-        bad = [Turning(array, view=lambda tensor, out: -1), Exported(array, ledger, export=pause, lanes=2)]
-        for _ in range(60):
-            ends.extend(end_of(warm_total, 1.0, tensor) == 3.0 * number for tensor in good)
-            ends.append(kind_of(end_of(warm_total, 1.0, bad[0])) is BufferError)
-            ends.append(kind_of(end_of(four, *good[:2], good[0], good[2])) == 1111.0 * number)
-
-    together(4, hammer)
-    assert all(ends) and len(ends) == 4 * 60 * 5
-    ledger.check(ledger.made)
-
-
 def test_recursion_without_end():
     """A producer that calls the kernel with itself, for ever: RecursionError at the latest, and all is given back."""
     fork_python(
         """
         import sys
-        import numpy as np
         from fastexchange import fast_args
         from hostile_producers import VIEW, Gives, honest, hostile_type, versioned, violations
         from oracle import type_and_message
@@ -337,26 +297,24 @@ def test_recursion_without_end():
         size, unlocked = fast_args(lambda first, x: x.size), fast_args(lambda first, x: x.size, nogil=True)
         Viewed, Exported = hostile_type("Viewed"), hostile_type("Exported", **{VIEW: None})
 
-        def forever(kernel):
-            def function(tensor, out):
-                kernel(1.0, tensor)
-                return honest(tensor, out)
-            return function
-
         def check(kernel, tensor):
             for _ in range(2):
                 kind, message = type_and_message(kernel, 1.0, tensor)
                 assert kind in (RecursionError, BufferError), message
             tensor.ledger.check(tensor.ledger.made)
+            tensor.behaves = True
 
         for calls in (0, 40):
             for cls, kernel in ((Viewed, size), (Exported, size), (Viewed, unlocked)):
-                tensor = cls(view=forever(kernel), export=forever(kernel), behaves=True)
+                def forever(tensor, out):
+                    kernel(1.0, tensor)
+                    return honest(tensor, out)
+
+                tensor = cls(view=forever, export=forever, behaves=True)
                 for _ in range(calls):
                     assert kernel(1.0, tensor) == 4
                 tensor.behaves = False
                 check(kernel, tensor)
-                tensor.behaves = True
                 assert kernel(1.0, tensor) == 4
         check(size, Gives(lambda tensor: size(1.0, tensor) and versioned(tensor)))
 
@@ -365,9 +323,6 @@ def test_recursion_without_end():
         tensor.delete = lambda: size(1.0, tensor)
         sys.setrecursionlimit(300)
         assert size(1.0, tensor) == 4
-        sys.setrecursionlimit(1000)
-        assert tensor.ledger.made > 3
-        assert not violations
-        assert size(1.0, np.ones(3)) == 3
+        assert tensor.ledger.made > 3 and not violations
         """
     )
