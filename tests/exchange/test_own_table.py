@@ -5,15 +5,14 @@ Python's way through them is in ``test_round_trips.py``; every managed tensor an
 
 import ctypes
 import gc
-import sys
 import textwrap
 import threading
 import tracemalloc
 import weakref
 
-import made_producers as made
 import numpy as np
 import pytest
+from counting import no_violations
 
 from exchanges import (  # isort: skip
     ALLOCATE, CALLS, CONVERSIONS, COUNTED, LAYOUTS, NARROW, READONLY, SOURCES, STREAM, SWAPPED, TABLE_PRELUDE, UNTOUCHED, Sub,
@@ -27,14 +26,7 @@ from oracle import references_kept, type_and_message
 from fastexchange import convert, from_dlpack, register_dlpack_dtype, to_dlpack
 from fastexchange.ground.dlpack import ffi
 
-
-@pytest.fixture(autouse=True)
-def _no_strays(monkeypatch):
-    """No deleter is called twice."""
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)  # of deleters; pytest's would keep the frames
-    yield
-    strays, made._strays[:] = made._strays[:], []
-    assert not strays
+assert no_violations  # a fixture
 
 
 # ---- dtypes by their registration ------------------------------------------------------------------------------------

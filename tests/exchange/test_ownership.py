@@ -47,22 +47,6 @@ COMPANIES = {  # who stands beside the argument to blame, by turns; how many arg
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-class Interrupted(Dunder):
-    """Ctrl-C arrives while ``__dlpack__`` runs, and it has made its capsule, which gives its tensor back."""
-
-    def __dlpack__(self, *, max_version=None):
-        made = to_dlpack(Exported(self.array, self.ledger), max_version=(1, 0))
-        signal.raise_signal(signal.SIGINT)
-        return made
-
-
-class InterruptedLater(Dunder):
-    """Ctrl-C is noticed after ``__dlpack__`` has returned, by the next Python code that runs."""
-
-    def __dlpack__(self, *, max_version=None):
-        signal.raise_signal(signal.SIGINT)
-
-
 def raises(error):
     """``__dlpack__`` raises a new exception each time: one that is raised again would collect tracebacks."""
 
@@ -70,6 +54,13 @@ def raises(error):
         raise error()
 
     return functools.partial(Gives, give)
+
+
+def interrupted(tensor):
+    """Ctrl-C arrives while ``__dlpack__`` runs, and it has made its capsule, which gives its tensor back."""
+    made = to_dlpack(Exported(tensor.array, tensor.ledger), max_version=(1, 0))
+    signal.raise_signal(signal.SIGINT)
+    return made
 
 
 def acts(cls, function):
@@ -110,8 +101,8 @@ BAD = {
        for name in ("None", "itself", "a capsule of a longer name", "a consumed capsule", "a consumed legacy capsule")},
     **{f"__dlpack__ that raises {type(error()).__name__}": (raises(error), type(error()))
        for error in (BufferError, KeyError, functools.partial(Odd, 1, 2, third=3), KeyboardInterrupt, SystemExit)},
-    "Ctrl-C in __dlpack__": (Interrupted, KeyboardInterrupt),
-    "Ctrl-C at the end of __dlpack__": (InterruptedLater, KeyboardInterrupt),
+    "Ctrl-C in __dlpack__": (functools.partial(Gives, interrupted), KeyboardInterrupt),
+    "Ctrl-C at its end": (functools.partial(Gives, lambda tensor: signal.raise_signal(signal.SIGINT)), KeyboardInterrupt),
     "object": (lambda memory, ledger: object(), TypeError),
     "int of 71 bits": (lambda memory, ledger: 2**70, OverflowError),
     "byte-swapped array": (lambda memory, ledger: memory.astype(">f8").view(np.ndarray), BufferError),
