@@ -1,4 +1,4 @@
-"""Ownership at every exit: however a call ends, each managed tensor is given back once and each reference is back.
+"""Ownership at every exit: however a call or a conversion ends, each managed tensor is given back once, each reference is back.
 
 A call is refused because of one argument (``BAD``), is made in one way (``PATHS``), with others beside it (``COMPANIES``); or its
 kernel returns, stores, raises, does not compile. ``counting.account`` counts deleters and references.
@@ -17,9 +17,9 @@ import numba
 import numpy as np
 import pytest
 import test_escape
-from frameworks import has_table, torch
+from frameworks import has_table, torch, tvm_ffi
 from fuzzing import is_fast
-from hostile_producers import CONTENTS, EXPORTED, FUNCTIONS, RETURNS, Gives, Odd
+from hostile_producers import CONTENTS, EXPORTED, FUNCTIONS, RETURNS, Gives, GivesLegacy, Odd
 from interpreter import run_python
 from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy
 from numba.core.errors import NumbaError, TypingError
@@ -27,7 +27,7 @@ from numba.core.errors import NumbaError, TypingError
 from counting import (  # isort: skip
     DELETING, PRODUCERS, TENSORS, Exported, Viewed, account, company, end_of, kept, memory_of, no_violations, scene, tensor_of,
 )
-from fastexchange import explain, fast_args, to_dlpack
+from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 from fastexchange.calls import dependencies
 
 assert no_violations  # a fixture
@@ -172,6 +172,39 @@ def explain_each(kernel, arguments):
     return kernel.explain(*arguments)
 
 
+def convert_each(take, kernel, tensors):
+    """However it ends."""
+    for tensor in tensors:
+        end_of(take, tensor)
+
+
+def consumed(consume, cls=Gives, **options):
+    return lambda x: consume(cls(lambda _: to_dlpack(x, **options)))
+
+
+class Unmade:
+    """A type that no tensor can be converted to."""
+
+
+CONVERSIONS = {
+    "from_dlpack": from_dlpack,
+    "from_dlpack, copied": lambda x: from_dlpack(x, copy=True),
+    "from_dlpack, another dtype": lambda x: from_dlpack(x, dtype="i2"),
+    "from_dlpack, another device": lambda x: from_dlpack(x, device=(2, 0)),
+    "to_dlpack, dropped": to_dlpack,
+    "to_dlpack, versioned and dropped": lambda x: to_dlpack(x, max_version=(1, 3)),
+    "to_dlpack, copied and dropped": lambda x: to_dlpack(x, max_version=(1, 0), copy=True),
+    "to_dlpack, another device": lambda x: to_dlpack(x, device=(2, 0)),
+    "to_dlpack, consumed by NumPy": consumed(np.from_dlpack, max_version=(1, 0)),
+    "to_dlpack, legacy and consumed by NumPy": consumed(np.from_dlpack, GivesLegacy),
+    "to_dlpack, consumed by a kernel": consumed(gather, max_version=(1, 0)),
+    "to_dlpack, consumed by from_dlpack": consumed(from_dlpack, max_version=(1, 0)),
+    **{f"convert to {to.__name__}, copy={copy}": lambda x, to=to, copy=copy: convert(x, to, copy=copy)
+       for to in (np.ndarray, *([torch.Tensor] if torch is not None else [])) for copy in (None, True, False)},
+    "convert to what is no tensor": lambda x: convert(x, int),
+    "convert to what is none either": lambda x: convert(x, Unmade),
+    **({"convert to tvm_ffi": lambda x: convert(x, tvm_ffi.Tensor)} if tvm_ffi is not None else {}),
+}  # fmt: skip
 LATER, BY_DISPATCHER = "later call", "by Numba's dispatcher"
 PATHS = {
     "first call": (new_kernel, lambda kernel, tensors: kernel(*tensors)),
@@ -186,8 +219,9 @@ PATHS = {
     "in a tuple": (any_kernel, lambda kernel, tensors: kernel(1, (tensors[:1], 2, (tensors[1:],)))),
     "explained first": (new_kernel, lambda kernel, tensors: kernel.explain(*tensors)),
     "explained later": (known_kernel, explain_each),
+    **{f"each by {name}": (any_kernel, functools.partial(convert_each, take)) for name, take in CONVERSIONS.items()},
 }
-"""By name: what makes a kernel for a count of arguments and a company, and how it is called."""
+"""By name: what makes a kernel for a count of arguments and a company, and how it is called, or what else becomes of them."""
 
 
 def check_refused(bad: str, path: str, name: str, count: int, position: int, turn: int) -> None:
@@ -196,13 +230,13 @@ def check_refused(bad: str, path: str, name: str, count: int, position: int, tur
     culprit, kernel, kinds = make(memory_of(1, 1, 1), ledger), kernel_for(count, name), COMPANIES[name][0]
     start = (FAST.index(LIKE[type(culprit)]) - position if name == "fast" and type(culprit) in LIKE else 4 * turn) % len(kinds)
     with company(kinds[start:] + kinds[:start], count) as (tensors, of_others):
-        check_counts(kernel, call, tensors, position, culprit, (ledger, of_others), errors)
+        check_counts(path, kernel, call, tensors, position, culprit, (ledger, of_others), errors)
 
 
-def check_counts(kernel, call, tensors, position, culprit, ledgers, errors) -> None:
+def check_counts(path, kernel, call, tensors, position, culprit, ledgers, errors) -> None:
     arguments = (*tensors[:position], culprit, *tensors[position + 1 :])
     counted = [*tensors, *[kernel] * bool(kernel.signatures), *[culprit] * (type(culprit) is not int)]
-    is_call = call not in (explain_each, PATHS["explained first"][1])  # which may explain a refusal
+    is_call = not path.startswith(("explained", "each"))  # which may explain a refusal, or swallow it
     if not is_call:
         end_of(call, kernel, arguments)  # what is learnt stays
     ends = (errors if isinstance(errors, tuple) else (errors,)) if is_call else None
@@ -211,14 +245,21 @@ def check_counts(kernel, call, tensors, position, culprit, ledgers, errors) -> N
         account(functools.partial(kernel, *tensors), kernel, *tensors, ledgers=ledgers, ends=len(tensors))
 
 
+def companies_of(path: str) -> list[str]:
+    """Other consumers let through what a deleter sets, or call it without the GIL, which those of ``DELETING`` need."""
+    return [name for name in COMPANIES if name != "deleting" or not ("NumPy" in path or "convert to" in path)]
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_refused(path, monkeypatch):
     """Each argument by each path, in two companies, the later calls always by the fast one; the places take turns, too."""
     monkeypatch.setattr(dependencies, "extensions", dict)  # other tests' extensions of Numba, which each explanation describes
-    p = list(PATHS).index(path)
+    p, names = list(PATHS).index(path), companies_of(path)
     for i, bad in enumerate(BAD):
-        for k in {i + p, i + p + 2, *[0] * (path == LATER)} if bad not in BY_NUMBA or path != BY_DISPATCHER else ():
-            name = list(COMPANIES)[k % 5]
+        if path == BY_DISPATCHER and bad in BY_NUMBA:
+            continue
+        for k in {i + p, *[i + p + 2] * ("each" not in path), *[0] * (path == LATER)}:
+            name = names[k % len(names)]
             places = [(count, place) for count in COMPANIES[name][1] for place in sorted({0, count // 2, count - 1})]
             count, position = places[(i // 5 + p + k) % len(places)]
             with scene(bad, name, count, position):
@@ -228,12 +269,13 @@ def test_refused(path, monkeypatch):
 @pytest.mark.parametrize("path", [path for path in PATHS if "first" not in path])
 def test_nothing_is_refused(path):
     kernel_for, call = PATHS[path]
-    for name, (kinds, counts) in COMPANIES.items():
+    for name in companies_of(path):
+        kinds, counts = COMPANIES[name]
         for count in counts:
             kernel = kernel_for(count, name)
             with scene(name, count), company(kinds, count) as (tensors, ledger):
                 assert path != LATER or name != "fast" or (kernel(*tensors) == count and is_fast(kernel, *tensors))
-                assert not isinstance(end_of(call, kernel, tuple(tensors)), tuple)  # what is learnt or compiled in it stays
+                assert not isinstance(end_of(call, kernel, tuple(tensors)), tuple), path  # what is learnt in it stays
                 account(functools.partial(call, kernel, tuple(tensors)), *tensors, kernel, ledgers=(ledger,))
 
 
