@@ -51,7 +51,6 @@ def swap_ends(x):
 
 
 # ---- scalars -------------------------------------------------------------------------------------------------------
-
 PYTHON_SCALARS = [
     0, 1, -1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63), 2**63, 2**64 - 1,
     True, False, None,
@@ -127,8 +126,6 @@ def test_each_kind_beside_each_other_in_every_order(first):
 
 
 # ---- what only Numba understands -----------------------------------------------------------------------------------
-
-
 class Color(enum.Enum):
     RED = 1
     BLUE = 2
@@ -215,7 +212,6 @@ def test_text_enums_and_typed_containers_are_themselves_to_the_kernel():
 
 
 # ---- strings -------------------------------------------------------------------------------------------------------
-
 TEXTS = ["", "text", "tëxt", "tēxt", "t😀xt", "text" * 10_000]
 
 
@@ -305,7 +301,6 @@ def test_jitted_functions():
 
 
 # ---- tuples --------------------------------------------------------------------------------------------------------
-
 Point = collections.namedtuple("Point", "x y")
 Empty = collections.namedtuple("Empty", "")
 Other = collections.namedtuple("Point", "x y")
@@ -368,8 +363,6 @@ def test_tuples_with_tensors(framework):
 
 
 # ---- arrays --------------------------------------------------------------------------------------------------------
-
-
 def grid(*shape) -> np.ndarray:
     return np.arange(math.prod(shape), dtype="f4").reshape(shape)
 
@@ -443,7 +436,6 @@ def test_misaligned(framework):
 
 
 # ---- arrays that only NumPy has ------------------------------------------------------------------------------------
-
 PARAMETRIC = [
     np.array([(1, 2.0), (3, 4.0)], [("a", "i4"), ("b", "f8")]), np.zeros(3, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
     np.zeros(3, [("a", "i1"), ("b", [("c", "f8"), ("d", "i2", (2, 3))])]), np.array([b"abc", b"d"], "S3"),
@@ -501,8 +493,6 @@ def test_dtypes_that_numba_does_not_have(dtype):
 
 
 # ---- PyTorch -------------------------------------------------------------------------------------------------------
-
-
 def torch_views():
     cube = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
     with torch.inference_mode():

@@ -1,6 +1,7 @@
 """Tuples in fast entries: each item is read by a part of its own, whatever its type is in this call."""
 
 import collections
+import itertools
 
 import numpy as np
 import pytest
@@ -19,10 +20,6 @@ def cache_entries(kernel) -> int:
     return sum(v.compiled_for is not None for filed in kernel._native._overloads.values() for v in filed.cached)
 
 
-def sum_of_pair(pair):
-    return pair[0][0] + pair[1][0]
-
-
 @fast_args
 def parts(pair, x):
     return pair[1][1:], x, pair[0]
@@ -31,21 +28,17 @@ def parts(pair, x):
 def test_a_nest_gets_a_fast_entry(framework):
     x, y = framework.tensor(np.array([1.0, 2.0])), framework.tensor(np.array([10.0, 20.0]))
     kernel = fast_args(lambda tree: tree[0][0] + tree[1][1][0])
-    for call in range(WARM):
-        assert kernel((x, (2.5, y))) == 11.0, call
+    assert [kernel((x, (2.5, y))) for _ in range(WARM)] == [11.0] * WARM
     assert cache_entries(kernel) == 1
-    assert kernel((x, (7, y))) == 11.0  # another signature, in between
-    assert kernel((y, (2.5, x))) == 11.0
+    assert kernel((x, (7, y))) == kernel((y, (2.5, x))) == 11.0  # another signature, in between
 
 
 def test_items_of_other_types_get_a_cache_entry_of_their_own():
     kernel = fast_args(lambda pair: pair[0][0] - pair[1][0])
     x, y = np.array([1.0]), np.array([5.0])
     of = [lambda array: array, tabled_type("Other")] + ([torch.from_numpy] if torch is not None else [])
-    for _ in range(WARM):
-        for left in of:
-            for right in of:
-                assert kernel((left(x), right(y))) == -4.0
+    for left, right in list(itertools.product(of, of)) * WARM:
+        assert kernel((left(x), right(y))) == -4.0
     assert len(kernel.signatures) == 1 and cache_entries(kernel) >= min(len(of) ** 2, 8) - 1
 
 
@@ -65,7 +58,7 @@ def test_lengths_named_tuples_and_lists():
 
 @needs_torch
 def test_what_is_not_as_expected_is_refused():
-    kernel, x = fast_args(sum_of_pair), torch.ones(2)
+    kernel, x = fast_args(lambda pair: pair[0][0] + pair[1][0]), torch.ones(2)
     for _ in range(WARM):
         assert kernel((x, x)) == 2.0
     for bad in (torch.ones(2, requires_grad=True), torch.ones(2, device="meta")):

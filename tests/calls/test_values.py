@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 from forked import fork_python
-from frameworks import has_versioned_capsules
 
 from fastexchange.ground.dlpack import DLDataTypeCode, DLDeviceType
 from fastexchange.ground.dlpack_types import DLDataType, DLDevice, DLPackVersion
@@ -65,19 +64,7 @@ def test_fields_by_name_and_their_types():
 # ---- where DLPack meets tuples -------------------------------------------------------------------------------------
 
 
-def test_arrays_and_tensors_tell_and_take_them():
-    tensors = [np.arange(3.0)]
-    if has_versioned_capsules():
-        tensors.append(pytest.importorskip("torch").arange(3.0))
-    for tensor in tensors:
-        device = DLDevice(*tensor.__dlpack_device__())
-        assert device == tensor.__dlpack_device__() == DLDevice(DLDeviceType.kDLCPU) and str(device) == "cpu:0"
-        assert '"dltensor_versioned"' in repr(tensor.__dlpack__(max_version=DLPackVersion(1, 0), dl_device=device))
-
-
 # ---- texts ---------------------------------------------------------------------------------------------------------
-
-
 def test_device_texts():
     names = "cpu cuda cuda_host opencl vulkan metal vpi rocm rocm_host ext_dev cuda_managed oneapi webgpu hexagon maia trn"
     devices = "CPU CUDA CUDAHost OpenCL Vulkan Metal VPI ROCM ROCMHost ExtDev CUDAManaged OneAPI WebGPU Hexagon MAIA Trn"
@@ -110,7 +97,7 @@ def test_data_type_texts():
 
 def test_every_type_has_a_text_of_its_own_that_is_read_back():
     seen = {}
-    for code, bits, lanes in itertools.product(range(256), range(1, 256), (1, 2)):
+    for code, bits, lanes in itertools.product(range(256), (1, 4, 6, 8, 16, 24, 32, 64, 128, 255), (1, 2)):
         value = DLDataType(code, bits, lanes)
         assert seen.setdefault(str(value), value) is value
     for text, value in seen.items():
@@ -146,7 +133,6 @@ def test_versions():
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
-
 FIELDS = [  # class, the values of the fields before, the field, its range
     (DLDataType, (), "code", 0, 255),
     (DLDataType, (2,), "bits", 1, 255),
@@ -158,20 +144,19 @@ FIELDS = [  # class, the values of the fields before, the field, its range
 ]
 
 
-@pytest.mark.parametrize("cls, before, field, lowest, highest", FIELDS)
-def test_fields_out_of_range_or_no_ints(cls, before, field, lowest, highest):
-    behind = (8,) if field in ("code", "major") else ()
-    for value in (lowest - 1, highest + 1, -32):
-        words = f"{cls.__name__}: {field} must be in {lowest}..{highest}, not {value}"
-        with pytest.raises(ValueError, match=re.escape(words)):
-            cls(*before, value, *behind)
-    for value in (1.0, "1", None, np.float64(1), [1]):
-        with pytest.raises(TypeError, match=f"{field} must be an int, not {type(value).__name__}"):
-            cls(*before, value, *behind)
+def test_fields_out_of_range_or_no_ints():
+    for cls, before, field, lowest, highest in FIELDS:
+        behind = (8,) if field in ("code", "major") else ()
+        for value in (lowest - 1, highest + 1, -32):
+            words = f"{cls.__name__}: {field} must be in {lowest}..{highest}, not {value}"
+            with pytest.raises(ValueError, match=re.escape(words)):
+                cls(*before, value, *behind)
+        for value in (1.0, "1", None, np.float64(1), [1]):
+            with pytest.raises(TypeError, match=f"{field} must be an int, not {type(value).__name__}"):
+                cls(*before, value, *behind)
 
 
 # ---- NumPy's dtypes ------------------------------------------------------------------------------------------------
-
 PLAIN = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
          "complex64", "complex128"]  # fmt: skip
 ALIKE = {float: "float64", bool: "bool", complex: "complex128", "<i4" if sys.byteorder == "little" else ">i4": "int32",
@@ -213,16 +198,13 @@ WITHOUT_DTYPE = {
 }
 
 
-@pytest.mark.parametrize("dtype, why", WITHOUT_TYPE, ids=repr)
-def test_dtypes_that_dlpack_cannot_name(dtype, why):
-    with pytest.raises(TypeError, match=rf"(?s)DLDataType.from_dtype: .* has no DLPack type: .*{why}"):
-        DLDataType.from_dtype(dtype)
-
-
-@pytest.mark.parametrize("text", WITHOUT_DTYPE)
-def test_types_without_a_numpy_dtype(text):
-    with pytest.raises(ValueError, match=f"DLDataType.to_dtype: {text} has no NumPy dtype: .*{WITHOUT_DTYPE[text]}"):
-        DLDataType.from_str(text).to_dtype()
+def test_dtypes_that_dlpack_cannot_name_and_types_without_a_numpy_dtype():
+    for dtype, why in WITHOUT_TYPE:
+        with pytest.raises(TypeError, match=rf"(?s)DLDataType.from_dtype: .* has no DLPack type: .*{why}"):
+            DLDataType.from_dtype(dtype)
+    for text, why in WITHOUT_DTYPE.items():
+        with pytest.raises(ValueError, match=f"DLDataType.to_dtype: {text} has no NumPy dtype: .*{why}"):
+            DLDataType.from_str(text).to_dtype()
 
 
 def test_registered_types_there_and_back():
@@ -234,8 +216,6 @@ def test_registered_types_there_and_back():
 
 
 # ---- ml_dtypes -----------------------------------------------------------------------------------------------------
-
-
 def test_ml_dtypes_there_and_back():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     for name in ML_DTYPES:

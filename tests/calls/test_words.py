@@ -37,8 +37,6 @@ def refused_twice(kernel, *arguments) -> tuple[type, str]:
 
 
 # ---- tensors without memory --------------------------------------------------------------------------------------------
-
-
 def odd_tensors():
     """By name: a tensor whose memory is not there, and what is said of it."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -113,23 +111,19 @@ def test_conversions_of_tensors_without_memory(name, odd):
     assert kind is BufferError and re.match(rf"{name}\(\): a torch.* cannot be exported: .*{words}", message), message
 
 
-@pytest.mark.skipif(pyarrow is None, reason="PyArrow is not installed")
 def test_exceptions_of_frameworks_that_are_nothing_but_words():
-    kind, message = type_and_message(look, 1, pyarrow.array([1.0, None]))
-    own, words = type_and_message(pyarrow.array([1.0, None]).__dlpack__)
-    assert kind is own and message == f"{X} cannot be passed to the kernel: {words}"
-
-
-@pytest.mark.skipif(jax is None, reason="JAX is not installed")
-def test_a_deleted_array_of_jax():
-    array = jax.numpy.ones(3)
-    array.delete()
-    kind, message = type_and_message(look, 1, array)
-    assert kind is RuntimeError and message.startswith(f"{X} cannot be passed to the kernel: ")
+    if pyarrow is not None:
+        kind, message = type_and_message(look, 1, pyarrow.array([1.0, None]))
+        own, words = type_and_message(pyarrow.array([1.0, None]).__dlpack__)
+        assert kind is own and message == f"{X} cannot be passed to the kernel: {words}"
+    if jax is not None:
+        array = jax.numpy.ones(3)
+        array.delete()
+        kind, message = type_and_message(look, 1, array)
+        assert kind is RuntimeError and message.startswith(f"{X} cannot be passed to the kernel: ")
 
 
 # ---- elements --------------------------------------------------------------------------------------------------------
-
 ELEMENTS = {"void16": np.ones(3, "V2")}
 if torch is not None:
     ELEMENTS["float8_e8m0fnu"] = torch.ones(3).to(torch.float8_e8m0fnu)
@@ -158,15 +152,13 @@ def raises(x, kind):
     raise TypeError("of the kernel")
 
 
-@pytest.mark.parametrize("argument", [np.ones(3), [1, 2], "text"], ids=["array", "list", "str"])
-def test_exceptions_of_the_kernel_itself_arrive(argument):
-    for kind, error in enumerate((TypeError, NotImplementedError)):
-        assert type_and_message(raises, argument, kind) == (error, "of the kernel")
+def test_exceptions_of_the_kernel_itself_arrive():
+    for argument in (np.ones(3), [1, 2], "text"):
+        for kind, error in enumerate((TypeError, NotImplementedError)):
+            assert type_and_message(raises, argument, kind) == (error, "of the kernel")
 
 
 # ---- lists -----------------------------------------------------------------------------------------------------------
-
-
 def test_arguments_that_are_not_declared_name_kernel_types_and_signatures():
     kernel = fast_args("void(float32[:])")(lambda x: None)
     words = r"\(array\(float32, 1d, A\)\)"
@@ -203,27 +195,19 @@ def count(x, items):
 ITEMS_OF = "count(): argument 'items' (position 1)"
 
 
-@pytest.mark.parametrize(
-    ("value", "place"), [([], ""), ([[]], ", item [0]"), (([], 1), ", item [0]"), (set(), ""), ([[[]]], ", item [0][0]")]
-)
-def test_a_list_without_items_names_its_parameter(value, place):
-    assert type_and_message(numbas(count), 1.0, value)[0] is ValueError
-    kind, message = refused_twice(count, 1.0, value)
-    assert kind is ValueError and "; pass " in message
-    assert message.startswith(f"{ITEMS_OF}{place}: Numba cannot tell the type of an empty ")
-
-
-@pytest.mark.parametrize("value", [[1, "a"], [1.0, 2.0, 3], ([1, "a"], 2), [np.ones(2), 1]], ids=repr)
-def test_a_mixed_list_names_its_parameter(value):
-    expected = type_and_message(numbas(count), 1.0, value)[0]
-    kind, message = type_and_message(count, 1.0, value)
-    assert kind is expected is TypeError
-    assert message.startswith(f"{ITEMS_OF}: the items of a list have one type; item 0 is ")
+def test_a_list_without_items_or_of_several_types_names_its_parameter():
+    for value, place in (([], ""), ([[]], ", item [0]"), (([], 1), ", item [0]"), (set(), ""), ([[[]]], ", item [0][0]")):
+        assert type_and_message(numbas(count), 1.0, value)[0] is ValueError
+        kind, message = refused_twice(count, 1.0, value)
+        assert kind is ValueError and "; pass " in message
+        assert message.startswith(f"{ITEMS_OF}{place}: Numba cannot tell the type of an empty ")
+    for value in ([1, "a"], [1.0, 2.0, 3], ([1, "a"], 2), [np.ones(2), 1]):
+        kind, message = type_and_message(count, 1.0, value)
+        assert kind is type_and_message(numbas(count), 1.0, value)[0] is TypeError
+        assert message.startswith(f"{ITEMS_OF}: the items of a list have one type; item 0 is ")
 
 
 # ---- compilation -----------------------------------------------------------------------------------------------------
-
-
 @fast_args
 def wrong(x, y, scale=2.0):
     return x.no_such_attribute(y) * scale
@@ -262,8 +246,6 @@ def test_a_masked_array_names_its_parameter():
 
 
 # ---- decoration ------------------------------------------------------------------------------------------------------
-
-
 class Model:
     @fast_args
     def method(self, x):
@@ -292,47 +274,38 @@ class Derived(Model):
     pass
 
 
-METHODS = {
-    "method": lambda: Model().method(np.ones(3)),
-    "inherited": lambda: Derived().method(np.ones(3)),
-    "property": lambda: Model().kernel,
-    "cached property": lambda: Model().cached,
-    "class method": lambda: Model.of_class(1),
-    **{f"{kind.__name__} below": lambda kind=kind: fast_args(kind(lambda x: x))
-       for kind in (staticmethod, classmethod, property, functools.cached_property)},
-}  # fmt: skip
+BELOW = [staticmethod, classmethod, property, functools.cached_property]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_to_be_a_static_one(name):
-    kind, message = type_and_message(METHODS[name])
-    assert kind is TypeError and "put @staticmethod above @fast_args" in message, message
-    assert name not in ("method", "inherited") or message.startswith("Model.method(): argument 'self' (position 0): ")
-
-
-def test_a_static_method_is_none():
+def test_a_method_is_to_be_a_static_one():
+    for cls in (Model, Derived):
+        assert type_and_message(cls().method, np.ones(3))[1].startswith("Model.method(): argument 'self' (position 0): ")
+    others = [lambda: Derived().method(1), lambda: Model().kernel, lambda: Model().cached, lambda: Model.of_class(1)]
+    others += [lambda kind=kind: fast_args(kind(lambda x: x)) for kind in BELOW]
+    for error, message in map(type_and_message, others):
+        assert error is TypeError and "put @staticmethod above @fast_args" in message, message
     assert Model().static(np.ones(3)) == Derived.static(np.ones(3)) == 3
     assert "staticmethod" not in type_and_message(Model.static, object())[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"fastmth": True}, r"option, 'fastmth'; did you mean 'fastmath'\? .*fastmath"),
-        ({"outs": "x[n] -> y[n]"}, r"option, 'outs'; did you mean 'out'\? "),
-        ({"gradd": 1}, r"option, 'gradd'; did you mean 'grad'\? "),
-        ({"FASTMATH": True}, r"option, 'FASTMATH'; did you mean 'fastmath'\? Its options"),
-        ({"zzzzzz": 1}, r"option, 'zzzzzz'\. Its options and those of numba.njit: "),
-        (
-            {"fastmth": True, "nogil": True, "zzzzzz": 1, "Paralel": True},
-            r"options, 'fastmth', 'zzzzzz', 'Paralel'; did you mean 'fastmath' for 'fastmth', 'parallel' for 'Paralel'\?",
-        ),
-    ],
-)
-@pytest.mark.parametrize("decorate", [lambda o: fast_args(**o), lambda o: fast_args(lambda x: x, **o)], ids=["first", "at once"])
-def test_unknown_options_are_refused_at_decoration(options, words, decorate):
-    with pytest.raises(TypeError, match=rf"^fast_args\(\) got (an )?unknown {words}"):
-        decorate(options)
+UNKNOWN = [
+    ({"fastmth": True}, r"option, 'fastmth'; did you mean 'fastmath'\? .*fastmath"),
+    ({"outs": "x[n] -> y[n]"}, r"option, 'outs'; did you mean 'out'\? "),
+    ({"gradd": 1}, r"option, 'gradd'; did you mean 'grad'\? "),
+    ({"FASTMATH": True}, r"option, 'FASTMATH'; did you mean 'fastmath'\? Its options"),
+    ({"zzzzzz": 1}, r"option, 'zzzzzz'\. Its options and those of numba.njit: "),
+    (
+        {"fastmth": True, "nogil": True, "zzzzzz": 1, "Paralel": True},
+        r"options, 'fastmth', 'zzzzzz', 'Paralel'; did you mean 'fastmath' for 'fastmth', 'parallel' for 'Paralel'\?",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), UNKNOWN)
+def test_unknown_options_are_refused_at_decoration(options, words):
+    for function in ((), (lambda x: x,)):
+        with pytest.raises(TypeError, match=rf"^fast_args\(\) got (an )?unknown {words}"):
+            fast_args(*function, **options)
 
 
 def test_all_options_of_numba_are_known():
@@ -357,12 +330,10 @@ def test_where_numbas_options_cannot_be_had_nothing_is_refused(monkeypatch):
         numba_options.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "use", [lambda k: k[4, 256], lambda k: k.forall(100), lambda k: k.configure(4, 256)], ids=["[]", "forall", "configure"]
-)
-def test_launches_of_a_kernel_for_the_cpu(use):
-    with pytest.raises(TypeError, match=r"look\(\) is a kernel for the CPU, .*: call it as look\(\.\.\.\); fast_args\(cuda="):
-        use(look)
+def test_launches_of_a_kernel_for_the_cpu():
+    for use in (lambda k: k[4, 256], lambda k: k.forall(100), lambda k: k.configure(4, 256)):
+        with pytest.raises(TypeError, match=r"look\(\) is a kernel for the CPU, .*: call it as look\(\.\.\.\); fast_args\(cuda="):
+            use(look)
 
 
 WITHOUT_COMPILING = """
@@ -407,23 +378,19 @@ def test_without_compiling_the_words_are_the_same():
 def test_without_compiling_functions_and_objects_are_passed():
     fork_python(
         """
-        import numba, numpy as np
+        import numba
         from fastexchange import fast_args
-        one = numba.njit(lambda: 1)
-        class Jitted:
-            value = 2
-        assert fast_args(lambda function, ob, *, x: (function() + ob.value, x))(one, Jitted(), x="text") == (3, "text")
+        one, jitted = numba.njit(lambda: 1), type("Jitted", (), {"value": 2})()
+        assert fast_args(lambda function, ob, *, x: (function() + ob.value, x))(one, jitted, x="text") == (3, "text")
         """,
         NUMBA_DISABLE_JIT="1",
     )
 
 
-@pytest.mark.parametrize("parameters", ["**options", "*rest, key"])
-def test_parameters_that_numba_has_not_are_named_with_advice(parameters):
-    namespace = {}
-    exec(f"def function(x, {parameters}): pass", namespace)
-    with pytest.raises(TypeError, match=r"function\(\): Numba compiles no functions with .*; (name its|put them)"):
-        fast_args(namespace["function"])
+def test_parameters_that_numba_has_not_are_named_with_advice():
+    for function in (lambda x, **options: None, lambda x, *rest, key: None):
+        with pytest.raises(TypeError, match=r"<lambda>\(\): Numba compiles no functions with .*; (name its|put them)"):
+            fast_args(function)
 
 
 def test_the_kind_of_an_outcome_is_said_beside_its_words():

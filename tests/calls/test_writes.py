@@ -74,25 +74,25 @@ def test_no_way_leads_to_readonly_memory(body, array):
     assert given.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("body", "array"),
-    [
-        ("for e, o in zip(x, y):\n  o.a = e.a + 1", RECORDS),
-        ("for e, o in np.nditer((x, y)):\n  o[()] = e.item() + 1", VECTOR),
-        ("t = (x[0], y[0])\nt[1].a = t[0].a + 1", RECORDS),
-        ("y[0] = x[0]\ne = y[0]\ne.a += 1", RECORDS),
-        ("y[:] = x\nfor e in y:\n  e.v[1] = x[0].v[2]", RECORDS),
-        ("z = np.ascontiguousarray(x.T)\nz[0, 0] = 9.0\ny[0, 0] = z[0, 0] + x.flat[2]", MATRIX),
-        ("y.flat[0] = x.flat[1]", VECTOR),
-        ("for i, e in enumerate(x):\n  y[i].a = e.v.sum()", RECORDS),
-        ("z = x[0].v.copy()\nz[0] = 5\ny[0].v[:] = z", RECORDS),
-        ("z = np.asarray(x[0].v, np.float32)\nz[0] = 5\ny[0].v[:] = z", RECORDS),
-        ("z = np.ravel(x.T)\nz[0] = 5\ny[0, :] = z[:3]", MATRIX),
-        ("p = Pair(x[0], y[0])\np.second.a = p.first.a + 1", RECORDS),
-        ("np.add(x, 1.0, y)\nnp.dot(np.ones((2, 2)), x, y)", MATRIX),
-        ("e = y[0]\nfor i in range(2):\n  np.multiply(x[i].v, 2.0, e.v)", RECORDS),
-    ],
-)
+READS = [
+    ("for e, o in zip(x, y):\n  o.a = e.a + 1", RECORDS),
+    ("for e, o in np.nditer((x, y)):\n  o[()] = e.item() + 1", VECTOR),
+    ("t = (x[0], y[0])\nt[1].a = t[0].a + 1", RECORDS),
+    ("y[0] = x[0]\ne = y[0]\ne.a += 1", RECORDS),
+    ("y[:] = x\nfor e in y:\n  e.v[1] = x[0].v[2]", RECORDS),
+    ("z = np.ascontiguousarray(x.T)\nz[0, 0] = 9.0\ny[0, 0] = z[0, 0] + x.flat[2]", MATRIX),
+    ("y.flat[0] = x.flat[1]", VECTOR),
+    ("for i, e in enumerate(x):\n  y[i].a = e.v.sum()", RECORDS),
+    ("z = x[0].v.copy()\nz[0] = 5\ny[0].v[:] = z", RECORDS),
+    ("z = np.asarray(x[0].v, np.float32)\nz[0] = 5\ny[0].v[:] = z", RECORDS),
+    ("z = np.ravel(x.T)\nz[0] = 5\ny[0, :] = z[:3]", MATRIX),
+    ("p = Pair(x[0], y[0])\np.second.a = p.first.a + 1", RECORDS),
+    ("np.add(x, 1.0, y)\nnp.dot(np.ones((2, 2)), x, y)", MATRIX),
+    ("e = y[0]\nfor i in range(2):\n  np.multiply(x[i].v, 2.0, e.v)", RECORDS),
+]
+
+
+@pytest.mark.parametrize(("body", "array"), READS, ids=[body for body, _ in READS])
 def test_what_only_reads_readonly_memory_compiles(body, array):
     x, y = readonly(array), array.copy()
     fast_args(function(body, "x, y", Pair=Pair))(x, y)
@@ -142,13 +142,12 @@ def test_a_field_does_not_make_readonly_memory_writable(body):
     assert kernel(VECTOR.copy()) == 1.0
 
 
-@pytest.mark.parametrize("cls", [Summed, Copied])
-def test_a_jitclass_may_read_and_copy_readonly_memory(cls):
-    assert fast_args(function("return S(x).total", S=cls))(readonly(VECTOR)) == 21.0
+def test_a_jitclass_may_read_and_copy_readonly_memory():
+    for cls in (Summed, Copied):
+        assert fast_args(function("return S(x).total", S=cls))(readonly(VECTOR)) == 21.0
 
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------
-
 NOT_WRITTEN = [
     "y = x * 2",
     "y = y + x",

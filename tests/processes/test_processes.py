@@ -75,8 +75,6 @@ def in_fork(work) -> int:
 
 
 # ---- fork ------------------------------------------------------------------------------------------------------------
-
-
 def fork_warm():
     check_everything()
     assert in_fork(lambda: [check_everything(), in_fork(check_everything)][1]) == 0
@@ -287,8 +285,6 @@ def test_fork(name, forks):
 
 
 # ---- multiprocessing -------------------------------------------------------------------------------------------------
-
-
 def pools(method: str):
     """A process pool: kernels as tasks, in tasks, and what they raise."""
     context = multiprocessing.get_context(method)
@@ -355,7 +351,6 @@ def test_a_data_loader_with_workers(method):
 
 
 # ---- exit ------------------------------------------------------------------------------------------------------------
-
 PRELUDE = """
 import atexit, builtins, gc, os, sys, threading, time
 import numba

@@ -80,8 +80,6 @@ def handled(number: int, handler):
 
 
 # ---- while a kernel runs ---------------------------------------------------------------------------------------------
-
-
 def signals_itself(done, x):
     """A signal arrives while it runs; it does the rest of its work all the same."""
     done[0] += 1
@@ -174,8 +172,6 @@ def test_ctrl_c_while_another_threads_kernel_runs():
 
 
 # ---- while a producer exports ----------------------------------------------------------------------------------------
-
-
 class Interrupted(Dunder):
     """Ctrl-C while its ``__dlpack__`` runs, before or after it has made the export."""
 
@@ -562,8 +558,6 @@ def test_ctrl_c_while_a_launch_is_bound(scene, at_each):
 
 
 # ---- while Numba compiles --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [np.asarray, *KINDS], ids=lambda kind: kind.__name__)
 def test_ctrl_c_while_a_kernel_is_typed(kind):
     at_typing: list = []
