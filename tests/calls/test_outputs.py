@@ -54,8 +54,7 @@ def test_outputs_are_the_callers_frameworks(framework):
     for _ in range(WARM):
         y = weighted(framework.tensor(x), framework.tensor(w))
         assert isinstance(y, MADE.get(framework.name, np.ndarray)), type(y)
-        assert np.array_equal(from_dlpack(y), x * w)
-        assert from_dlpack(y).dtype == np.float32
+        assert np.array_equal(from_dlpack(y), x * w) and from_dlpack(y).dtype == np.float32
 
 
 @pytest.mark.parametrize("ones", [np.ones, *([torch.ones] if has_table() else [])])  # without a table Python makes the outputs
@@ -75,8 +74,7 @@ def test_a_first_call_with_numpy_is_native_from_the_second_on():
         from fastexchange import fast_args
 
         kernel = fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(0))
-        for _ in range(40):
-            assert kernel(np.ones(3)).shape == (3,)
+        assert [kernel(np.ones(3)).shape for _ in range(40)] == [(3,)] * 40
         assert kernel.counts().fast == 39, kernel.counts()
         """
     )
@@ -130,7 +128,7 @@ def test_element_types():
 
 
 @needs_torch
-def test_pytorchs_own_types_and_allocator():
+def test_pytorchs_own_types_and_allocator_and_returns():
     kernel = fast_args(of_x, out="x[n] -> y[n]", storage=True)
     y = kernel(torch.ones(3, dtype=torch.bfloat16))
     assert y.dtype == torch.bfloat16 and y.is_contiguous()
@@ -139,12 +137,8 @@ def test_pytorchs_own_types_and_allocator():
         assert type(kernel(weight)) is torch.Tensor and not kernel(weight).requires_grad
     with pytest.raises(BufferError, match=r"requires grad"):
         kernel(weight)
-
-
-@needs_torch
-def test_returns_says_of_which_framework():
-    assert type(fast_args(of_x, out="x[n] -> y[n]", returns=torch.Tensor)(np.ones(2))) is torch.Tensor
-    assert type(fast_args(of_x, out="x[n] -> y[n]", returns=np.ndarray)(torch.ones(2))) is np.ndarray
+    for returns, argument in ((torch.Tensor, np.ones(2)), (np.ndarray, torch.ones(2))):
+        assert type(fast_args(of_x, out="x[n] -> y[n]", returns=returns)(argument)) is returns
     like = fast_args(of_x_w, out="x[n], w[n] -> y[n]", returns="w")
     for _ in range(3):
         assert type(like(np.ones(2), torch.ones(2))) is torch.Tensor
@@ -337,17 +331,16 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("notation, x, w, wanted", LARGE.values(), ids=LARGE)
-@pytest.mark.parametrize("ones", [np.ones] + ([torch.ones] if torch is not None else []))
-def test_notations_at_the_limits(ones, notation, x, w, wanted):
+def test_notations_at_the_limits():
     """Where native code has no memory for a notation, or an int no bits for an expression, and just before."""
-    kernel = fast_args(of_x_w, out=notation)
-    for _ in range(3):
-        if isinstance(wanted, str):
-            with pytest.raises(ValueError, match=wanted):
-                kernel(ones(x), ones(w))
-        else:
-            assert tuple(kernel(ones(x), ones(w)).shape) == wanted
+    for notation, x, w, wanted in LARGE.values():
+        kernel = fast_args(of_x_w, out=notation)
+        for ones in [np.ones, *([torch.ones] if torch is not None else [])] * 3:
+            if isinstance(wanted, str):
+                with pytest.raises(ValueError, match=wanted):
+                    kernel(ones(x), ones(w))
+            else:
+                assert tuple(kernel(ones(x), ones(w)).shape) == wanted, notation
 
 
 @pytest.mark.parametrize("inputs, outputs", [(20, 1), (1, 18)])
@@ -368,7 +361,7 @@ def test_on_a_small_stack():
     """As far as the operating system and PyTorch leave something of it to others, as in a call without declared outputs."""
     fork_python(
         """
-        import sys, threading
+        import threading
         import numpy as np
         from frameworks import torch
         from fastexchange import fast_args
@@ -473,16 +466,11 @@ def test_bound(framework):
     assert (one.shape, two.dtype) == ((2,), np.int64)
 
 
-def test_explained_and_pickled():
+def test_explained_pickled_and_beside_what_only_numba_takes():
     weighted(X, W)
     assert "native from the first argument" in weighted.explain(X, W).outcome
-    assert pickle.loads(pickle.dumps(weighted)) is weighted
-    assert weighted.out == "x[n, d], w[d] -> y[n, d]"
-
-
-@pytest.mark.parametrize("ones", [np.ones] + ([torch.ones] if torch is not None else []))
-def test_beside_what_only_numba_takes(ones):
+    assert pickle.loads(pickle.dumps(weighted)) is weighted and weighted.out == "x[n, d], w[d] -> y[n, d]"
     kernel = fast_args(out="x[n] -> y[n]")(lambda x, text, y: y.fill(len(text)))
-    for _ in range(3):
+    for ones in [np.ones, *([torch.ones] if torch is not None else [])] * 3:
         y = kernel(ones(2), ONLY_NUMBA)
         assert type(y) is type(ones(2)) and y.tolist() == [4.0, 4.0]

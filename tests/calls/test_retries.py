@@ -166,6 +166,7 @@ def test_what_may_pass():
     assert retries.is_due("key") and retries.why("key") == "" and retries.is_due("another")
 
 
+@pytest.mark.slow
 def test_at_each_line_of_a_first_call():
     """Whatever line of the package fails: the calls after it are right and native, with a fast entry, and nothing leaks."""
     fast_args(dot)(X, X)
@@ -252,7 +253,11 @@ def test_what_cannot_be_described_now_keeps_no_arguments(tmp_path, monkeypatch):
     (tmp_path / "program_of_no_stack.py").write_text(CACHED.replace("x[0]", "x.nothing"))
     monkeypatch.syspath_prepend(tmp_path)
     kernel, x = importlib.import_module("program_of_no_stack").first, np.arange(3.0)
-    monkeypatch.setattr(dependencies._Describer, "describe", failing(None, RecursionError("deep"), -1))
+
+    def describe(*_):
+        raise RecursionError("deep")
+
+    monkeypatch.setattr(dependencies._Describer, "describe", describe)
     with references_kept(x), contextlib.suppress(TypingError):
         kernel(x)
 

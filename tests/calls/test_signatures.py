@@ -108,23 +108,19 @@ def test_arrays_to_layouts_that_take_them(framework):
     corner = fast_args(["float64(float64[:, :])", "float32(float32[:, ::1])"])(lambda x: x[-1, -1])
     for view in (np.ones((3, 4)), np.ones((3, 4)).T, np.ones((6, 8))[::2, ::2]):
         assert corner(framework.tensor(view)) == corner(framework.tensor(view)) == numbas(corner)(view) == 1.0
-    before = corner.counts().fast
-    assert corner(framework.tensor(np.ones((3, 4)))) == 1.0
-    assert corner.counts().fast == before + 1
-    assert corner(framework.tensor(np.ones((3, 4), "f4"))) == 1.0
+    assert corner.counts().fast >= 4 and corner(framework.tensor(np.ones((3, 4), "f4"))) == 1.0
     assert len(corner.signatures) == 2
     strided = np.ones((6, 8), "f4")[:, ::2]
     check_refused(corner, (framework.tensor(strided),), (strided,))
 
 
 def test_readonly_and_misaligned_arrays_where_others_are_declared():
-    array = np.ones(3)
+    array, misaligned = np.ones(3), np.zeros(25, np.uint8)[1:].view("f8")
     array.flags.writeable = False
     for tensor in (array, Dunder(array)):
         check_refused(first_of_doubles, (tensor,), (array,))
-    assert first_of_doubles(np.ones(3)) == 1.0
-    misaligned = np.zeros(25, np.uint8)[1:].view("f8")
     misaligned[:] = 5
+    assert first_of_doubles(np.ones(3)) == 1.0
     assert first_of_doubles(misaligned) == first_of_doubles(misaligned) == numbas(first_of_doubles)(misaligned) == 5.0
 
 
@@ -235,48 +231,30 @@ def test_three_hundred_parameters_some_with_defaults_and_a_tuple_of_hundreds():
 
 
 # ---- threads -------------------------------------------------------------------------------------------------------
-def hammer(kernel, make_arguments, want, threads=8, calls=300):
-    """Threads that call `kernel` at the same time, each with arguments of its own; what they got other than `want`."""
-    barrier = threading.Barrier(threads)
+@pytest.mark.parametrize("nogil", [False, True], ids=["with the GIL", "without"])
+def test_threads_on_one_kernel_and_on_kernels_that_come_and_go(nogil):
+    """Anew: threads meet in first calls, with tensors of their own, and take signatures in turn."""
+    kernel, in_turn = (fast_args(nogil=nogil)(function) for function in (total, shape_and_sum.py_func))
+    ledger, start, values = Ledger(), threading.Barrier(8), of_each_dtype(np.asarray)[::2]
 
-    def work(index):
-        arguments = make_arguments(index)
-        barrier.wait()
-        return [got for _ in range(calls) if (got := kernel(*arguments)) != want(index)]
+    def work(i):
+        view = np.full(1000 + i, i, ["f4", "i8"][i % 2])
+        tensors = [framework.tensor(view) for framework in FRAMEWORKS]
+        start.wait()
+        for number in range(100):
+            assert all(kernel(tensor) == view.sum() for tensor in tensors)
+            check_each(
+                [values[(number * 3 + i) % len(values)]], lambda value: in_turn(value, y=1), lambda value: in_turn(value, 1)
+            )
+        for _ in range(2):
+            made, new_type = fast_args(numba.njit(lambda x: x.size)), type("New", (Tabled,), {})
+            assert kernel(Dunder(view, ledger)) + made(view) + kernel(new_type(view)) == 2 * view.sum() + view.size
 
-    with ThreadPoolExecutor(threads) as pool:
-        return [wrong for result in pool.map(work, range(threads)) for wrong in result]
-
-
-@pytest.fixture
-def quick_switches():
-    """Threads change places often."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    yield
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("quick_switches")
-@pytest.mark.parametrize("nogil", [False, True], ids=["with the GIL", "without"])
-def test_threads_on_one_kernel(nogil):
-    kernel = fast_args(nogil=nogil)(total)  # anew: threads meet in its first calls
-    views = [np.full(1000 + i, i, ["f4", "i8"][i % 2]) for i in range(8)]
-    for framework in FRAMEWORKS:
-        tensors = [framework.tensor(view) for view in views]
-        assert hammer(kernel, lambda i: (tensors[i],), lambda i: views[i].sum(), calls=100) == [], framework  # noqa: B023
-
-
-@pytest.mark.usefixtures("quick_switches")
-def test_threads_and_kernels_that_come_and_go():
-    ledger, kernel = Ledger(), fast_args(total)
-
-    def make_and_drop(array):
-        made = fast_args(numba.njit(lambda x: x.size))
-        new_type = type("New", (Tabled,), {})
-        return kernel(array) + kernel(Dunder(array, ledger)) + made(3 * array) + kernel(new_type(array))
-
-    assert hammer(make_and_drop, lambda i: (np.ones(3),), lambda i: 12.0, threads=4, calls=4) == []
     ledger.check(ledger.made)
 
 
@@ -440,19 +418,6 @@ def test_a_site_with_an_entry_for_other_arguments():
             kernel(values[shift])
 
 
-def test_threads_with_signatures_in_turn():
-    values = of_each_dtype(np.asarray)[::2]
-    kernels = [fast_args(nogil=nogil)(shape_and_sum.py_func) for nogil in (False, True)]
-
-    def work(seed):
-        in_turn = [values[(number * 3 + seed) % len(values)] for number in range(400)]
-        for kernel in kernels:
-            check_each(in_turn, lambda value: kernel(value, y=1), lambda value: kernel(value, 1))  # noqa: B023
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(8)))
-
-
 @MAKERS
 def test_keywords_take_the_fast_entry(make):
     kernel = fast_args(lambda x, y, z=3: x[0] + 10 * y[0] + 100 * z)
@@ -494,17 +459,13 @@ def test_a_producer_that_calls_the_kernel_while_an_entry_is_tried_that_differs()
         from made_producers import Dunder
 
         class Tensor(Dunder):
-            nested = None
+            nested = staticmethod(lambda: None)
 
             def __dlpack__(self, **options):
-                if self.nested:
-                    self.nested()
+                self.nested()
                 return super().__dlpack__(**options)
 
-        @fast_args
-        def total(x):
-            return x.sum()
-
+        total = fast_args(lambda x: x.sum())
         array, double, single = np.ones((2, 2)), Tensor(np.ones(3)), Tensor(np.ones(3, "f4"))
         for value in (array, double, single):
             for _ in range(60):
@@ -513,7 +474,6 @@ def test_a_producer_that_calls_the_kernel_while_an_entry_is_tried_that_differs()
             assert total(double) == 3.0 and total(array) == 4.0
         nested = Tensor(np.ones(3, "f4"))
         nested.nested = lambda: total(array)
-        assert total(nested) == 3.0
-        assert len(nested.asked) <= 3
+        assert total(nested) == 3.0 and len(nested.asked) <= 3
         """
     )

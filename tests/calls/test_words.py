@@ -11,6 +11,7 @@ from forked import fork_python
 from frameworks import needs_torch, torch
 from interoperability import jax, pyarrow
 from numba.core.errors import TypingError
+from odd_tensors import ODD
 from oracle import numbas, references_kept, type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
@@ -37,44 +38,42 @@ def refused_twice(kernel, *arguments) -> tuple[type, str]:
 
 
 # ---- tensors without memory --------------------------------------------------------------------------------------------
-def odd_tensors():
-    """By name: a tensor whose memory is not there, and what is said of it."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+WITHOUT_MEMORY = {
+    "meta": "on device meta.*device='cpu'", "quantised": r"quantised.*dequantize\(\)", "sparse": r"to_dense\(\)",
+    "csr": r"to_dense\(\)", "zero": r"zeros that has no memory; pass its clone\(\)", "fake": "FakeTensor.*custom_op",
+    "nested": r"nested.*unbind\(\)", "jagged": r"nested.*unbind\(\)", "mkldnn": r"MKLDNN.*to_dense\(\)",
+}  # fmt: skip
+"""What is said of each of PyTorch's tensors whose memory is not there."""
+CONVERSIONS = {"from_dlpack": from_dlpack, "to_dlpack": to_dlpack, "convert": lambda x: convert(x, np.ndarray)}
 
+
+def tensor_without_memory(name: str):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        parts, ones = [torch.ones(2), torch.ones(3)], torch.ones(3)
-        odd = {
-            "meta": (torch.ones(3, device="meta"), "on device meta.*device='cpu'"),
-            "nested": (torch.nested.nested_tensor(parts), r"nested.*unbind\(\)"),
-            "jagged": (torch.nested.nested_tensor(parts, layout=torch.jagged), r"nested.*unbind\(\)"),
-            "quantised": (torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8), r"quantised.*dequantize\(\)"),
-            "sparse": (ones.to_sparse(), r"to_dense\(\)"),
-            "sparse by rows": (torch.ones(3, 3).to_sparse_csr(), r"to_dense\(\)"),
-            "zeros": (torch._efficientzerotensor(3), r"zeros that has no memory; pass its clone\(\)"),
-            "fake": (FakeTensorMode().from_tensor(ones), "FakeTensor.*custom_op"),
-        }
-        if torch.backends.mkldnn.is_available():
-            odd["mkldnn"] = torch.ones(3, 3).to_mkldnn(), r"MKLDNN.*to_dense\(\)"
-    return odd
+        if name in ("nested", "jagged"):
+            layout = torch.jagged if name == "jagged" else torch.strided
+            return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+        if name == "mkldnn":
+            return torch.ones(3, 3).to_mkldnn() if torch.backends.mkldnn.is_available() else pytest.skip("without MKLDNN")
+    return ODD[name]
 
 
-ODD = odd_tensors() if torch is not None else {}
-
-
-@pytest.mark.parametrize(("tensor", "words"), ODD.values(), ids=ODD)
-def test_tensors_without_memory(tensor, words):
-    cold, warm = fast_args(look.py_func), look
+@needs_torch
+@pytest.mark.parametrize("name", WITHOUT_MEMORY)
+def test_tensors_without_memory(name):
+    cold, warm, tensor, words = fast_args(look.py_func), look, tensor_without_memory(name), WITHOUT_MEMORY[name]
     for _ in range(30):  # until it has an entry of its own for such calls
         warm(1, torch.ones(3))
     with references_kept(tensor):
         for kernel in (cold, warm, warm):
             kind, message = type_and_message(kernel, 1, tensor)
             assert kind is BufferError
-            assert re.match(re.escape(X) + ", a torch.*, cannot be passed to the kernel: .*" + words, message)
+            assert re.match(re.escape(X) + ", a torch.*, cannot be passed to the kernel: .*" + words, message), message
+    for way, convert_it in CONVERSIONS.items() if name != "zero" else ():  # of which no more is said than that it has no memory
+        kind, message = type_and_message(convert_it, tensor)
+        assert kind is BufferError and re.match(rf"{way}\(\): a torch.* cannot be exported: .*{words}", message), message
 
 
-CONVERSIONS = {"from_dlpack": from_dlpack, "to_dlpack": to_dlpack, "convert": lambda x: convert(x, np.ndarray)}
 TRANSFORMS = {
     "vmap": lambda f: torch.vmap(f)(torch.ones(3, 4)),
     "grad": lambda f: torch.func.grad(f)(torch.ones(3)),
@@ -95,20 +94,11 @@ def test_tensors_of_transforms(name):
         return t.sum()
 
     TRANSFORMS[name](note)
-    assert {kind for kind, _ in said.values()} == {BufferError}
-    assert all(("outside of vmap" if name == "vmap" else "outside of the transform") in message for _, message in said.values())
+    where = "outside of vmap" if name == "vmap" else "outside of the transform"
+    assert all(kind is BufferError and where in message for kind, message in said.values())
     assert said.pop("look")[1].startswith(f"{X}, a torch.Tensor, cannot be passed")
-    for each, (_, message) in said.items():
-        assert re.match(rf"{each}\(\): a torch.* cannot be exported: ", message), message
+    assert all(re.match(rf"{each}\(\): a torch.* cannot be exported: ", message) for each, (_, message) in said.items())
     assert look(1, torch.ones(3)) == 0
-
-
-@pytest.mark.parametrize("name", CONVERSIONS)
-@pytest.mark.parametrize("odd", [name for name in ODD if name != "zeros"])  # of which no more is said than that it has no memory
-def test_conversions_of_tensors_without_memory(name, odd):
-    tensor, words = ODD[odd]
-    kind, message = type_and_message(CONVERSIONS[name], tensor)
-    assert kind is BufferError and re.match(rf"{name}\(\): a torch.* cannot be exported: .*{words}", message), message
 
 
 def test_exceptions_of_frameworks_that_are_nothing_but_words():
@@ -124,25 +114,17 @@ def test_exceptions_of_frameworks_that_are_nothing_but_words():
 
 
 # ---- elements --------------------------------------------------------------------------------------------------------
-ELEMENTS = {"void16": np.ones(3, "V2")}
-if torch is not None:
-    ELEMENTS["float8_e8m0fnu"] = torch.ones(3).to(torch.float8_e8m0fnu)
+ELEMENTS = {"void16": np.ones(3, "V2")} | ({"float8_e8m0fnu": torch.ones(3).to(torch.float8_e8m0fnu)} if torch else {})
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, 1), lambda x: [x]], ids=["itself", "in a tuple", "in a list"])
-def test_what_is_not_computed_with(name, wrap):
-    value = wrap(ELEMENTS[name])
-    kind, message = refused_twice(fast_args(look.py_func), 1, value)
-    assert kind is BufferError
-    assert message.startswith(X + (", item [0], a " if isinstance(value, (tuple, list)) else ", a "))
-    assert f"Numba cannot compute with its elements, {name}" in message and "fast_args(storage=True)" in message
-    assert ".float()" in message or name == "void16"
-
-
-def test_scalars_that_numba_has_not_name_their_parameter():
-    kind, message = type_and_message(look, 1, np.longdouble(2))
-    assert issubclass(kind, TypeError) and message.startswith(f"{X}: an object of type numpy.longdouble ")
+def test_what_is_not_computed_with(name):
+    for value in (ELEMENTS[name], (ELEMENTS[name], 1), [ELEMENTS[name]]):
+        kind, message = refused_twice(fast_args(look.py_func), 1, value)
+        assert kind is BufferError
+        assert message.startswith(X + (", item [0], a " if isinstance(value, (tuple, list)) else ", a "))
+        assert f"Numba cannot compute with its elements, {name}" in message and "fast_args(storage=True)" in message
+        assert ".float()" in message or name == "void16"
 
 
 @fast_args
@@ -152,7 +134,9 @@ def raises(x, kind):
     raise TypeError("of the kernel")
 
 
-def test_exceptions_of_the_kernel_itself_arrive():
+def test_scalars_that_numba_has_not_name_their_parameter_and_exceptions_of_the_kernel_arrive():
+    kind, message = type_and_message(look, 1, np.longdouble(2))
+    assert issubclass(kind, TypeError) and message.startswith(f"{X}: an object of type numpy.longdouble ")
     for argument in (np.ones(3), [1, 2], "text"):
         for kind, error in enumerate((TypeError, NotImplementedError)):
             assert type_and_message(raises, argument, kind) == (error, "of the kernel")
@@ -226,17 +210,10 @@ def test_typing_errors_name_kernel_and_types():
     assert type(plain.value) is type(ours.value)
     assert str(ours.value).partition("\n")[2] == str(plain.value)
     assert (ours.value.msg, ours.value.loc, ours.value.contexts) == (plain.value.msg, plain.value.loc, plain.value.contexts)
-
-
-@needs_torch
-def test_typing_errors_of_calls_with_tensors_and_keywords_behind_an_omitted_one():
-    @fast_args
-    def kernel(x, a=1, b=2):
-        return x.no_such_attribute
-
-    line = type_and_message(kernel, torch.ones(2, 2), b=torch.ones(3))[1].splitlines()[0]
-    assert line.startswith("test_typing_errors_of_calls_with_tensors_and_keywords_behind_an_omitted_one.<locals>.kernel(")
-    assert "(x: array(float32, 2d, C), b: array(float32, 1d, C)): Numba cannot" in line
+    if torch is not None:  # a keyword behind an omitted one
+        line = type_and_message(fast_args(lambda x, a=1, b=2: x.no_such), torch.ones(2, 2), b=torch.ones(3))[1].splitlines()[0]
+        assert line.startswith("test_typing_errors_name_kernel_and_types.<locals>.<lambda>(")
+        assert "(x: array(float32, 2d, C), b: array(float32, 1d, C)): Numba cannot" in line
 
 
 def test_a_masked_array_names_its_parameter():
@@ -370,12 +347,9 @@ WITHOUT_COMPILING = """
 """
 
 
-def test_without_compiling_the_words_are_the_same():
+def test_without_compiling_the_words_are_the_same_and_functions_and_objects_are_passed():
     compiled, interpreted = fork_python(WITHOUT_COMPILING), fork_python(WITHOUT_COMPILING, NUMBA_DISABLE_JIT="1")
     assert interpreted.stdout == compiled.stdout and len(compiled.stdout) > 1000
-
-
-def test_without_compiling_functions_and_objects_are_passed():
     fork_python(
         """
         import numba

@@ -158,15 +158,13 @@ def test_ctrl_c_while_another_threads_kernel_runs():
         assert signals_and_waits(flags, tensor) == 2.0
     flags[0] = 0
     thread = threading.Thread(target=lambda: results.append(signals_and_waits(flags, tensor)))
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            thread.start()
-            while thread.is_alive():
-                time.sleep(0.001)
-        assert not results
-    finally:
-        flags[0] = 1
-        thread.join()
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+        while thread.is_alive():
+            time.sleep(0.001)
+    assert not results
+    flags[0] = 1
+    thread.join()
     assert results == [2.0]
     tensor.ledger.check(tensor.ledger.made)
 
@@ -218,27 +216,6 @@ def test_ctrl_c_in_dlpack(kind):
                     tensor.capsules.clear()
             del tensor
         ledger.check(ledger.made)
-
-
-def test_a_handler_that_calls_the_kernel_in_dlpack():
-    """With the very tensor whose export was interrupted."""
-
-    class Signals(Dunder):
-        depth = 0
-
-        def __dlpack__(self, *, max_version=None):
-            if self.depth < 3:
-                self.depth += 1
-                signal.raise_signal(signal.SIGUSR1)
-            return super().__dlpack__(max_version=max_version)
-
-    tensor, results = Signals(np.ones(3)), []
-    with handled(signal.SIGUSR1, lambda number, frame: results.append(three(tensor, tensor, tensor))):
-        for _ in range(3):
-            tensor.depth = 0
-            assert three(tensor, tensor, tensor) == 3.0
-    assert results == [3.0] * 9
-    tensor.ledger.check(tensor.ledger.made)
 
 
 # ---- while a call is learnt ------------------------------------------------------------------------------------------
@@ -597,8 +574,7 @@ def interrupt_compilations(times: int) -> None:
         fast_args(next(dispatchers))(1.0, Dunder(np.arange(4.0)))
         seconds = time.perf_counter() - start
     codes = [in_fork(lambda d=d, n=n: interrupt_one(d, seconds * n / times)) for n, d in enumerate(dispatchers)]
-    wrong = [code for code in codes if code not in (0, 10, -signal.SIGSEGV, -signal.SIGABRT)]
-    assert not wrong, codes
+    assert {*codes} <= {0, 10, -signal.SIGSEGV, -signal.SIGABRT}, codes
     # llvmlite itself crashes, under plain @njit too, where Ctrl-C comes between the making of an object and its owner.
     assert codes.count(0) + codes.count(10) >= 0.6 * times and codes.count(0) >= times / 4, codes
 
@@ -606,12 +582,7 @@ def interrupt_compilations(times: int) -> None:
 def interrupt_one(dispatcher, delay: float) -> int:
     """0 if the call was interrupted, 10 if the signal came too late; in any case the next calls were right."""
     kernel, tensor = fast_args(dispatcher), Dunder(np.arange(4.0))
-
-    def fire():
-        time.sleep(delay)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=fire)
+    thread = threading.Thread(target=lambda: [time.sleep(delay), os.kill(os.getpid(), signal.SIGINT)])
     is_interrupted = False
     try:
         thread.start()
@@ -632,7 +603,7 @@ def interrupt_one(dispatcher, delay: float) -> int:
 @pytest.mark.slow
 @needs_fork
 def test_ctrl_c_while_a_kernel_is_compiled():
-    fork_python("from test_signals import interrupt_compilations; interrupt_compilations(8)")
+    fork_python("from test_signals import interrupt_compilations; interrupt_compilations(6)")
 
 
 def endless(times: int) -> None:
@@ -674,4 +645,4 @@ def endless(times: int) -> None:
 
 @needs_fork
 def test_ctrl_c_from_another_process():
-    assert not fork_python("from test_signals import endless; endless(5)").stderr
+    assert not fork_python("from test_signals import endless; endless(3)").stderr
