@@ -257,19 +257,6 @@ def test_a_kernel_dropped_while_it_runs():
         assert holder["kernel"](1) == 2 and holder == {}
 
 
-def test_calls_keep_no_reference_to_arguments_or_result():
-    kernel = KERNELS[variadic]
-    array, text, singletons = np.ones(3), "some text".upper(), (None, True, False)
-    for _ in range(40):  # what is compiled on the way holds some
-        kernel(1, array, text), kernel(1, None, True, array)
-    with references_kept(array, text, kernel):
-        before = [sys.getrefcount(thing) for thing in singletons]
-        for _ in range(10_000):
-            kernel(1, array, text), kernel(1, None, True, array)
-        after = [sys.getrefcount(thing) for thing in singletons]
-    assert all(abs(y - x) < 1000 for x, y in zip(before, after, strict=True)), (before, after)
-
-
 def test_a_refusal_leaves_no_cycle():
     """In an interpreter of its own: where Dynamo has traced a kernel, PyTorch's wrapper of ``_refused`` makes one."""
     fork_python(
@@ -325,8 +312,7 @@ class Counted(FastKernel):
 def test_a_subclass_that_overrides_call_is_asked_and_another_stays_native_until_it_does():
     for cls in (Counted, type("More", (Counted,), {})):
         kernel = cls(numba.njit(plain))
-        for _ in range(3):
-            assert kernel(1, 2, d=5) == plain(1, 2, d=5)
+        assert [kernel(1, 2, d=5) for _ in range(3)] == [plain(1, 2, d=5)] * 3
         assert kernel.count == 3 and kernel.counts() == KernelCounts(fast=2, slow=1, compiled=1)
     labelled = type("Labelled", (FastKernel,), {"label": "mine"})
     kernel = labelled(numba.njit(plain))

@@ -6,7 +6,6 @@ else producers may do, of ``tests/exchange/test_hostile.py``.
 
 import array
 import functools
-import gc
 import itertools
 import traceback
 
@@ -43,10 +42,8 @@ ignore = fast_args(lambda *arguments: len(arguments))
 def test_what_is_asked_is_consumed_and_given_back(kind):
     tensor = kind(np.ones(3))
     with references_kept(tensor, tensor.array):
-        for _ in range(40):
-            assert total(tensor) == 3.0
-        for _ in range(3):
-            assert ignore(ONLY_NUMBA, tensor, (1, tensor)) == 3
+        assert [total(tensor) for _ in range(40)] == [3.0] * 40
+        assert [ignore(ONLY_NUMBA, tensor, (1, tensor)) for _ in range(3)] == [3] * 3
         consumed, asked = KINDS[kind]
         assert {capsule_name(made) for made in tensor.capsules} == {consumed}
         assert set(tensor.asked) == {asked} and type(tensor.asked[0]) is type(asked)
@@ -54,7 +51,11 @@ def test_what_is_asked_is_consumed_and_given_back(kind):
     tensor.ledger.check(tensor.ledger.made)
 
 
-@pytest.mark.parametrize("error, asked", [(TypeError, [{"max_version": (1, 3)}, {}]), (BufferError, [{"max_version": (1, 3)}])])
+MAX_VERSION = {"max_version": (1, 3)}
+ASKED = {TypeError: [MAX_VERSION, {}], type("Refused", (TypeError,), {}): [MAX_VERSION], BufferError: [MAX_VERSION]}
+
+
+@pytest.mark.parametrize(("error", "asked"), ASKED.items())
 def test_only_a_type_error_is_asked_again_and_the_last_one_is_raised(error, asked):
     class Broken(Dunder):
         def __dlpack__(self, **keywords):
@@ -65,8 +66,7 @@ def test_only_a_type_error_is_asked_again_and_the_last_one_is_raised(error, aske
     for _ in range(2):
         tensor.asked.clear()
         kind, message = type_and_message(total, tensor)
-        assert kind is error and f"asked with {len(asked[-1])}" in message
-        assert tensor.asked == asked
+        assert issubclass(kind, error) and f"asked with {len(asked[-1])}" in message and tensor.asked == asked
 
 
 def test_the_methods_are_called_on_the_type_as_methods():
@@ -82,13 +82,6 @@ def test_the_methods_are_called_on_the_type_as_methods():
 
 
 # ---- exports -------------------------------------------------------------------------------------------------------
-def test_a_repeated_call_exports_each_argument_once():
-    tensor = Dunder(np.ones(3))
-    for _ in range(2):
-        before = tensor.ledger.made
-        assert ignore(tensor, tensor, (tensor, 1), tensor) == 4
-    assert tensor.ledger.made == before + 4
-    tensor.ledger.check(tensor.ledger.made)
 
 
 looked_at: list[Ledger] = []
@@ -103,21 +96,8 @@ def count_exports(x):
 
 def test_they_are_given_back_only_after_the_kernel():
     looked_at[:] = [ledger := Ledger()]
-    for _ in range(3):
-        assert count_exports(Dunder(np.ones(3), ledger)) == 1
+    assert [count_exports(Dunder(np.ones(3), ledger)) for _ in range(3)] == [1] * 3
     ledger.check(ledger.made)
-
-
-def test_the_argument_that_is_refused_is_named_at_every_position():
-    ledger = Ledger()
-    good = [kind(np.ones(3), ledger) for kind in (*KINDS, Dunder)]
-    for bad in (Dunder(np.ones(3), ledger, lanes=2), Tabled(np.ones(3), ledger, data=0), np.ones(3, ">f8"), object(), 2**70):
-        for position in range(5):
-            for _ in range(2):
-                raised, message = type_and_message(ignore, *good[:position], bad, *good[position:])
-                assert issubclass(raised, (BufferError, TypeError, OverflowError)) and f"position {position}" in message, message
-    ledger.check(ledger.made)
-    assert ignore(*good, 1) == ignore(*good, 1) == 5
 
 
 def sums(x, pair, scale):
@@ -168,28 +148,13 @@ def test_an_exception_of_a_cached_calls_producer_is_raised_and_the_producer_is_a
     ledger = Ledger()
     first, second = Dunder(np.ones(3), ledger), Interrupted(np.ones(3), ledger)
     kernel = fast_args(lambda x, y: x.sum() + y.sum())
-    for _ in range(60):
-        assert kernel(first, second) == 6.0
+    assert [kernel(first, second) for _ in range(60)] == [6.0] * 60
     for error in (KeyboardInterrupt(), BufferError("no"), MemoryError()):
         second.bad, asked = error, len(second.asked)
         assert type_and_message(kernel, first, second)[0] is type(error)
         assert len(second.asked) == asked + 1 and second.bad is None
         assert kernel(first, second) == 6.0
     first.capsules.clear(), second.capsules.clear()
-    ledger.check(ledger.made)
-
-
-def test_a_kept_export_of_a_cached_call_lives_as_long_as_the_array():
-    ledger = Ledger()
-    kernel = fast_args(returns=None)(lambda x, y: (y[1:], x.size))
-    for _ in range(60):
-        kernel(Dunder(np.ones(3), ledger), Dunder(np.arange(3.0), ledger))
-    gc.collect()
-    ledger.check(ledger.made)
-    kept, size = kernel(Dunder(np.ones(3), ledger), Dunder(np.arange(3.0), ledger))
-    assert ledger.out == 1 and size == 3 and np.from_dlpack(kept).tolist() == [1.0, 2.0]
-    del kept
-    gc.collect()
     ledger.check(ledger.made)
 
 

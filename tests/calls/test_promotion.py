@@ -88,17 +88,16 @@ if jax is not None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("x", "w", "flags", "wanted"), MIXED)
-def test_an_output_has_the_promoted_type_on_every_path(path, x, w, flags, wanted):
+def test_an_output_has_the_promoted_type_on_every_path(path):
     tensor_of, call = PATHS[path]
-    given = [tensor_of(np.array(values, dtype)) for values, dtype in (([1, 1], x), ([0.5, 2], w), (1, flags))]
-    if path == "jax":
-        wanted = str(jax.dtypes.canonicalize_dtype(wanted))
-    with np.errstate(all="ignore"):
-        for _ in range(40):  # by Python and natively
-            y = call(*given)
-            assert str(y.dtype).removeprefix("torch.") == wanted
-            assert [complex(each) for each in y] == [complex(np.array(0.5, w)) + 1, 3]
+    for x, w, flags, wanted in MIXED:
+        given = [tensor_of(np.array(values, dtype)) for values, dtype in (([1, 1], x), ([0.5, 2], w), (1, flags))]
+        wanted = str(jax.dtypes.canonicalize_dtype(wanted)) if path == "jax" else wanted
+        with np.errstate(all="ignore"):
+            for _ in range(2 if path in ("traced", "vmap") else 40):  # by Python and natively
+                y = call(*given)
+                assert str(y.dtype).removeprefix("torch.") == wanted, (x, w, flags)
+                assert [complex(each) for each in y] == [complex(np.array(0.5, w)) + 1, 3]
 
 
 @fast_args(out="x[n], w[n] -> y[n]")
@@ -116,7 +115,7 @@ def test_without_a_promoted_type_the_line_to_write_is_named():
     if torch is not None:
         functions = unpromoted, unpromoted.as_torch_op("fx_test_promotion::unpromoted"), make_fx(lambda x, w: unpromoted(x, w))
         ways += [(function, tuple(map(torch.from_numpy, given))) for function in functions]
-    for call, arguments in ways * 20:
+    for call, arguments in ways * 3:
         with pytest.raises((TypeError, RuntimeError), match=message):  # RuntimeError: as torch.ops raises it
             call(*arguments)
     y, dates = np.zeros(2, np.uint64), np.array(["2020-01-01"], "M8[D]")

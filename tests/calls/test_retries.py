@@ -127,30 +127,25 @@ def test_a_call_that_has_been_made_is_not_lost_for_want_of_stack():
 @pytest.mark.parametrize("error", NO_MORE, ids=repr)
 def test_what_is_verified_is_not_decided_by_it(error, monkeypatch):
     """Numba's checks, PyTorch's, and whether a dtype has a Numba type: the error is raised, nothing is remembered."""
-    fail = failing(None, error, -1)
-    monkeypatch.setattr(numba_internals, "_checks", [fail])
-    with pytest.raises(type(error)):
-        numba_internals.failures.__wrapped__()
-    monkeypatch.setattr(dtypes.numba, "from_dtype", fail)
-    new = np.dtype([("once", "i4"), (type(error).__name__, "i4")])
-    with pytest.raises(type(error)):
-        dtypes.dtype_field(new)
-    monkeypatch.undo()
-    assert dtypes.dtype_field(new) is not None
-    monkeypatch.setattr(readable.os, "pipe", fail)
-    with pytest.raises(type(error)):
-        readable.checked_address(id(new), 8)
+    fail, new = failing(None, error, -1), np.dtype([("once", "i4"), (type(error).__name__, "i4")])
+    verified = [
+        (numba_internals, "_checks", [fail], numba_internals.failures.__wrapped__),
+        (dtypes.numba, "from_dtype", fail, lambda: dtypes.dtype_field(new)),
+        (readable.os, "pipe", fail, lambda: readable.checked_address(id(new), 8)),
+    ]
     if torch is not None:
         from fastexchange.producers import torch_abi, torch_modes, torch_offsets
 
-        monkeypatch.undo()
-        monkeypatch.setattr(torch_offsets.Guard, "_find_keys", fail)
-        with pytest.raises(type(error)):
-            torch_offsets.guard.__wrapped__()
-        for module, verified in ((torch_modes, "why_no_modes"), (torch_modes, "why_no_counts"), (torch_abi, "why_not")):
-            monkeypatch.setattr(module, "alone", fail)
-            with pytest.raises(type(error)):
-                getattr(module, verified).__wrapped__()
+        verified += [(torch_offsets.Guard, "_find_keys", fail, torch_offsets.guard.__wrapped__)]
+        verified += [
+            (torch_modes, "alone", fail, getattr(torch_modes, why).__wrapped__) for why in ("why_no_modes", "why_no_counts")
+        ]
+        verified += [(torch_abi, "alone", fail, torch_abi.why_not.__wrapped__)]
+    for owner, name, value, function in verified:
+        with monkeypatch.context() as patched, pytest.raises(type(error)):
+            patched.setattr(owner, name, value)
+            function()
+    assert dtypes.dtype_field(new) is not None
 
 
 def test_what_may_pass():

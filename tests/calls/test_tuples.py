@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from frameworks import needs_torch, torch
-from made_producers import Ledger, _object_at, borrow, ffi, tabled_type
+from made_producers import Ledger, tabled_type
 from oracle import references_kept
 
 from fastexchange import fast_args, from_dlpack
@@ -59,8 +59,7 @@ def test_lengths_named_tuples_and_lists():
 @needs_torch
 def test_what_is_not_as_expected_is_refused():
     kernel, x = fast_args(lambda pair: pair[0][0] + pair[1][0]), torch.ones(2)
-    for _ in range(WARM):
-        assert kernel((x, x)) == 2.0
+    assert [kernel((x, x)) for _ in range(WARM)] == [2.0] * WARM
     for bad in (torch.ones(2, requires_grad=True), torch.ones(2, device="meta")):
         with pytest.raises((BufferError, RuntimeError), match=r"argument 'pair' \(position 0\)"):
             kernel((x, bad))
@@ -83,22 +82,3 @@ def test_the_result_is_the_first_tensors_framework():
     for _ in range(WARM):
         assert type(kernel((cls(np.ones(2), Ledger()), 1.0), np.ones(2))) is not np.ndarray
         assert type(kernel((np.ones(2), 1.0), cls(np.ones(2), Ledger()))) is np.ndarray
-
-
-@ffi.callback("int(void *, DLTensor *)")
-def borrow_or_fail(py_object, out):
-    return -1 if _object_at(py_object).fails else borrow(py_object, out)
-
-
-def test_a_producer_that_fails_amid_a_tuple():
-    cls = tabled_type("Failing", dltensor_from_py_object_no_sync=borrow_or_fail)
-    kernel = fast_args(lambda x, pair: x[0] + pair[1][0])
-    good, bad = cls(np.ones(1)), cls(np.ones(1))
-    good.fails, bad.fails = False, True
-    for _ in range(WARM):
-        assert kernel(good, (1, good)) == 2.0
-    assert cache_entries(kernel) == 1
-    for _ in range(3):
-        with pytest.raises(BufferError, match=r"argument 'pair' \(position 1\)"):
-            kernel(good, (1, bad))
-    assert kernel(good, (1, good)) == 2.0

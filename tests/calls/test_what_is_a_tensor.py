@@ -162,21 +162,6 @@ def test_an_object_may_have_the_methods_that_its_class_lacks(make):
         assert issubclass(type_and_message(first, types.SimpleNamespace())[0], TypeError)
 
 
-def test_a_type_error_of_the_producer_is_not_taken_for_an_older_method():
-    class Refused(TypeError):
-        pass
-
-    class Refuses(Dunder):
-        def __dlpack__(self, **keywords):
-            asked.append(keywords)
-            raise Refused("no")
-
-    asked: list = []
-    for function in (from_dlpack, first):
-        assert issubclass(type_and_message(function, Refuses(np.ones(3)))[0], Refused)
-    assert all("max_version" in keywords for keywords in asked) and len(asked) == 2
-
-
 @needs_torch
 def test_a_dtype_of_another_framework():
     kind, message = type_and_message(from_dlpack, torch.ones(2), dtype=torch.float32)

@@ -1,4 +1,7 @@
-"""Signals: Ctrl-C while a kernel is compiled, while it runs, while a producer exports; and handlers that call kernels."""
+"""Signals: Ctrl-C while a kernel runs, is bound, is compiled, at each line of a call; and handlers that call kernels.
+
+Ctrl-C while a producer exports is the subject of ``tests/exchange/test_ownership.py``.
+"""
 
 import contextlib
 import functools
@@ -16,12 +19,12 @@ import pytest
 from forked import fork_python, needs_fork
 from frameworks import torch
 from line_events import at_each_instruction, at_each_line
-from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy, Tabled, _strays, tabled_type
+from made_producers import Dunder, Ledger, Legacy, Tabled, _strays, tabled_type
 from numba import types
 from oracle import new_kernel, references_kept, seen_type
 from test_processes import in_fork
 
-from fastexchange import convert, fast_args, from_dlpack, to_dlpack
+from fastexchange import fast_args
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them"),
@@ -167,55 +170,6 @@ def test_ctrl_c_while_another_threads_kernel_runs():
     thread.join()
     assert results == [2.0]
     tensor.ledger.check(tensor.ledger.made)
-
-
-# ---- while a producer exports ----------------------------------------------------------------------------------------
-class Interrupted(Dunder):
-    """Ctrl-C while its ``__dlpack__`` runs, before or after it has made the export."""
-
-    comes = ""
-
-    def __dlpack__(self, *, max_version=None):
-        if self.comes == "before":
-            signal.raise_signal(signal.SIGINT)
-        made = super().__dlpack__(max_version=max_version)
-        if self.comes == "after":
-            managed = self.ledger._out.popitem()[1]  # nobody will take it: a capsule of these tests has no destructor
-            self.ledger.made -= 1
-            del managed, made
-            self.capsules.clear()
-            signal.raise_signal(signal.SIGINT)
-        return made
-
-
-count = fast_args(lambda *tensors: len(tensors))
-three = fast_args(lambda a, b, c: a[0] + b[0] + c[0])
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_ctrl_c_in_dlpack(kind):
-    """It arrives as it is; the other exports are given back; the next call is right."""
-    for position, comes in itertools.product(range(3), ("before", "after")):
-        ledger = Ledger()
-        arguments = [kind(np.ones(3), ledger) for _ in range(3)]
-        arguments[position] = bad = Interrupted(np.ones(3), ledger)
-        bad.comes = comes
-        calls = [
-            lambda: three(*arguments), lambda: three(**dict(zip("abc", arguments, strict=True))),  # noqa: B023
-            lambda: count(*arguments), lambda: count(tuple(arguments)), lambda: count(ONLY_NUMBA, *arguments),  # noqa: B023
-            lambda: from_dlpack(bad), lambda: to_dlpack(bad), lambda: convert(bad, np.ndarray),  # noqa: B023
-        ]  # fmt: skip
-        with references_kept(*arguments):
-            assert [end_of(call) for call in calls * 2] == [KeyboardInterrupt] * 2 * len(calls)
-            gc.collect()
-            ledger.check(ledger.made)
-            bad.comes = ""
-            assert three(*arguments) == three(*arguments) == 3.0
-            for tensor in arguments:
-                if isinstance(tensor, Dunder):
-                    tensor.capsules.clear()
-            del tensor
-        ledger.check(ledger.made)
 
 
 # ---- while a call is learnt ------------------------------------------------------------------------------------------

@@ -170,8 +170,7 @@ def make_kernels() -> None:
 def make_types() -> None:
     ledger, array = Ledger(), np.full(2, 7.0)
     for base in (Dunder, Tabled, Exported):
-        for _ in range(10):
-            assert weigh(type("Brief", (base,), {})(array, ledger)) == 14.0
+        assert [weigh(type("Brief", (base,), {})(array, ledger)) for _ in range(10)] == [14.0] * 10
     assert weigh(array.view(type("Brief", (np.ndarray,), {}))) == 14.0
     assert weigh(collections.namedtuple("Brief", "x")(3.0)) == 3.0
     ledger.check(ledger.made)
