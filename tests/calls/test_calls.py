@@ -42,7 +42,6 @@ def nothing():
 
 
 KERNELS = {function: fast_args(function) for function in (plain, positional_only, variadic, variadic_with_default, nothing)}
-one = fast_args(lambda x, y=1: 1)
 
 
 # ---- binding -------------------------------------------------------------------------------------------------------
@@ -446,7 +445,7 @@ def test_a_type_that_cannot_be_asked():
 
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"'x'.*position 0.*do not ask"):
-            one(Meta("Mute", (), {})())
+            fast_args(lambda x: 1)(Meta("Mute", (), {})())
 
 
 def test_explain_says_who_makes_a_call_and_shows_no_type_of_ours_for_a_default():
