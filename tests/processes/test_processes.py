@@ -247,7 +247,12 @@ def fork_while_another_imports():
     thread = threading.Thread(target=importlib.import_module, args=(name,))
     thread.start()
     assert begun.wait(SECONDS)
-    assert in_fork(lambda: [signal.alarm(15), importlib.import_module(name)] and 0) == 0
+
+    def in_the_child():
+        signal.alarm(15)
+        importlib.import_module(name)
+
+    assert in_fork(in_the_child) == 0
     thread.join()
 
 
