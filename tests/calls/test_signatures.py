@@ -108,7 +108,7 @@ def test_arrays_to_layouts_that_take_them(framework):
     corner = fast_args(["float64(float64[:, :])", "float32(float32[:, ::1])"])(lambda x: x[-1, -1])
     for view in (np.ones((3, 4)), np.ones((3, 4)).T, np.ones((6, 8))[::2, ::2]):
         assert corner(framework.tensor(view)) == corner(framework.tensor(view)) == numbas(corner)(view) == 1.0
-    assert corner.counts().fast >= 4 and corner(framework.tensor(np.ones((3, 4), "f4"))) == 1.0
+    assert corner.counts().fast == 3 and corner(framework.tensor(np.ones((3, 4), "f4"))) == 1.0
     assert len(corner.signatures) == 2
     strided = np.ones((6, 8), "f4")[:, ::2]
     check_refused(corner, (framework.tensor(strided),), (strided,))
