@@ -211,10 +211,9 @@ def test_a_kernel_is_a_method_like_a_function():
 
 
 FATES = {
-    "called": lambda kernel: kernel(1),
-    "in a cycle": lambda kernel: [kernel(1), setattr(kernel, "itself", kernel)],
+    "called": lambda kernel: kernel(1), "in a cycle": lambda kernel: [kernel(1), setattr(kernel, "itself", kernel)],
     "failed": lambda kernel: type_and_message(kernel, ()),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fate", FATES)

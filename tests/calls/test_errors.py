@@ -81,12 +81,10 @@ def gathers(x, y=None, *arrays):
 
 
 WHERE = [
-    ("'x' (position 0)", lambda: gathers(Unknown(), 1)),
-    ("'x' (position 0)", lambda: gathers(x=Unknown())),
+    ("'x' (position 0)", lambda: gathers(Unknown(), 1)), ("'x' (position 0)", lambda: gathers(x=Unknown())),
     ("'arrays[1]' (position 3)", lambda: gathers(1, 2, 3, Unknown())),
-    ("'y' (position 1)", lambda: gathers(1, y=Unknown())),
-    ("'y' (position 1)", lambda: gathers(1, (2, (Unknown(),)))),
-]
+    ("'y' (position 1)", lambda: gathers(1, y=Unknown())), ("'y' (position 1)", lambda: gathers(1, (2, (Unknown(),)))),
+]  # fmt: skip
 
 
 def test_the_argument_is_named_wherever_it_is():

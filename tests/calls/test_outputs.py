@@ -28,9 +28,7 @@ of_x, of_x_w, of_x_k = (numba.njit(f) for f in (
 
 @fast_args(out="x[n, d], w[d] -> y[n, d]")
 def weighted(x, w, y):
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            y[i, j] = x[i, j] * w[j]
+    y[:] = x * w
 
 
 @fast_args(out="x[..., n], k -> largest[..., k], where[..., k]: int64")
@@ -41,8 +39,7 @@ def shapes(x, k, largest, where):
 
 @fast_args(out="x[n] -> y[n]")
 def scaled(x, factor=2.0, y=None):
-    for i in range(x.shape[0]):
-        y[i] = x[i] * factor
+    y[:] = x * factor
 
 
 MADE = {"torch": torch and torch.Tensor, "exchange table": Tabled, "tvm_ffi": tvm_ffi and tvm_ffi.Tensor}
@@ -89,16 +86,11 @@ def test_shapes_and_types(framework):
 
 
 NOTATIONS = {
-    "x[n, m] -> y[m, n]": (3, 2),
-    "x[n, m] -> y[]": (),
-    "x[n, m] -> y[n * m]": (6,),
-    "x[n, m] -> y[2 * (n - 1) + m // 2, 7]": (3, 7),
-    "x[..., m] -> y[m, ..., m]": (3, 2, 3),
-    "x[...] -> y[..., 1]": (2, 3, 1),
-    "x[n, ...] -> y[..., n]": (3, 2),
-    "x[2, m] -> y[m - 3]": (0,),
+    "x[n, m] -> y[m, n]": (3, 2), "x[n, m] -> y[]": (), "x[n, m] -> y[n * m]": (6,),
+    "x[n, m] -> y[2 * (n - 1) + m // 2, 7]": (3, 7), "x[..., m] -> y[m, ..., m]": (3, 2, 3),
+    "x[...] -> y[..., 1]": (2, 3, 1), "x[n, ...] -> y[..., n]": (3, 2), "x[2, m] -> y[m - 3]": (0,),
     "  x[ n,m ]->y[ n , 0*m ] : bool ": (2, 0),
-}
+}  # fmt: skip
 """By notation: the shape of y for an x of 2 by 3."""
 
 
@@ -404,29 +396,21 @@ def test_bad_arguments():
 
 
 BAD_NOTATION = [
-    ("x[n]", "needs one '->'"),
-    ("-> y[n]", "needs a tensor on the left"),
-    ("x[n] -> y[m]", "'m' is no dimension of an input"),
-    ("x[n] -> x[n]", "are not the last parameters"),
-    ("x[n] ->", "its outputs, none, are not the last"),
-    ("q[n] -> y[n]", "'q' is no parameter of the kernel"),
-    ("x[n] -> y", "output 'y' has no dimensions"),
-    ("x[n], x[n] -> y[n]", "stands in it twice"),
-    ("x[n], y[n] -> y[n]", "stands in it twice"),
-    ("x[n]: int8 -> y[n]", "'x' is an input"),
-    ("x[n] -> y[n]: foo", "'foo' is neither an element type"),
-    ("x[n] -> y[n ** 2]", "'n \\*\\* 2' is no dimension"),
-    ("x[n] -> y[f(n)]", "is no dimension"),
-    ("x[n] -> y[n +]", "is no dimension"),
+    ("x[n]", "needs one '->'"), ("-> y[n]", "needs a tensor on the left"),
+    ("x[n] -> y[m]", "'m' is no dimension of an input"), ("x[n] -> x[n]", "are not the last parameters"),
+    ("x[n] ->", "its outputs, none, are not the last"), ("q[n] -> y[n]", "'q' is no parameter of the kernel"),
+    ("x[n] -> y", "output 'y' has no dimensions"), ("x[n], x[n] -> y[n]", "stands in it twice"),
+    ("x[n], y[n] -> y[n]", "stands in it twice"), ("x[n]: int8 -> y[n]", "'x' is an input"),
+    ("x[n] -> y[n]: foo", "'foo' is neither an element type"), ("x[n] -> y[n ** 2]", "'n \\*\\* 2' is no dimension"),
+    ("x[n] -> y[f(n)]", "is no dimension"), ("x[n] -> y[n +]", "is no dimension"),
     ("x[n+1] -> y[n]", "'n\\+1' is no dimension of an input"),
     ("x[n] -> y[...]", "'...' stands for dimensions that an input has"),
-    ("x[..., ...] -> y[...]", "has '...' more than once"),
-    ("x[n -> y[n]", "cannot read 'x\\[n'"),
+    ("x[..., ...] -> y[...]", "has '...' more than once"), ("x[n -> y[n]", "cannot read 'x\\[n'"),
     ("x[n] -> y[n]: float32x4", "is a vector type; write float32 and a dimension of 4"),
     ("x[n] -> y[99999999999999]", "is larger than any extent"),
     ("x[99999999999999] -> y[1]", "is larger than any extent"),
     ("x[n] -> y[" + "n + " * 400 + "n]", "more than 1000 characters"),
-]
+]  # fmt: skip
 
 
 def test_bad_notation():

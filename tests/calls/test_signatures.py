@@ -142,18 +142,11 @@ def test_the_best_of_several_signatures_as_njit_takes_it():
 
 EXPLICIT = {
     "int64": [2**64 - 1, np.uint64(2**63), float("nan"), 1e300, 1.5, True, np.int8(-3), "3"],
-    "uint8": [-1, 300, np.int8(-1), 7],
-    "uint64": [-1, 2**63],
-    "int32": [2**40],
-    "boolean": [3, 0, 0.5, True],
-    "float64": [np.float16(1.5), np.float32(0.1), 2**53 + 1, 2**63, True, 1j],
-    "float32": [0.1, 2**40 + 1],
-    "complex128": [3, 1.5],
-    "complex64": [0.1j],
-    "UniTuple(int64, 2)": [(1, 2), (1, 2.5)],
-    "Tuple((uint8, float64))": [(-1, 2)],
-    "optional(int64)": [1e300, None, 3],
-}
+    "uint8": [-1, 300, np.int8(-1), 7], "uint64": [-1, 2**63], "int32": [2**40], "boolean": [3, 0, 0.5, True],
+    "float64": [np.float16(1.5), np.float32(0.1), 2**53 + 1, 2**63, True, 1j], "float32": [0.1, 2**40 + 1],
+    "complex128": [3, 1.5], "complex64": [0.1j], "UniTuple(int64, 2)": [(1, 2), (1, 2.5)],
+    "Tuple((uint8, float64))": [(-1, 2)], "optional(int64)": [1e300, None, 3],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("declared", EXPLICIT)

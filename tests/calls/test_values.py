@@ -179,17 +179,14 @@ WITHOUT_TYPE = [
     *((np.dtype(code), ELSE) for code in ("V40", "S0", "O") + (("g", "G") if np.dtype("g").itemsize > 8 else ())),
 ]
 WITHOUT_DTYPE = {
-    "float32x4": "4 lanes; take that of float32 and a last dimension of 4",
-    "boolx2": "2 lanes; take that of bool",
-    "int4": "packed elements of 4 bits; unpack them first",
-    "float6_e2m3fn": "packed elements of 6 bits",
-    "float4_e2m1fn": "packed elements of 4 bits",
-    "bool1": "packed elements of 1 bits",
+    "float32x4": "4 lanes; take that of float32 and a last dimension of 4", "boolx2": "2 lanes; take that of bool",
+    "int4": "packed elements of 4 bits; unpack them first", "float6_e2m3fn": "packed elements of 6 bits",
+    "float4_e2m1fn": "packed elements of 4 bits", "bool1": "packed elements of 1 bits",
     "handle64": r"register one with register_dlpack_dtype\(\(3, 64\), dtype\)",
     "float128": r"register_dlpack_dtype\(\(2, 128\), dtype\)",
     "code199:16": r"register_dlpack_dtype\(\(199, 16\), dtype\)",
     "code10:16": r"register_dlpack_dtype\(\(10, 16\), dtype\)",
-}
+}  # fmt: skip
 
 
 def test_dtypes_that_dlpack_cannot_name_and_types_without_a_numpy_dtype():

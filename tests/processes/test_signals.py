@@ -454,8 +454,7 @@ def a_call_within_a_call():
 
 @fast_args(out="x[n] -> y[n]")
 def doubled(x, y):
-    for i in range(x.shape[0]):
-        y[i] = 2 * x[i]
+    y[:] = 2 * x
 
 
 def a_launch_with_outputs():
