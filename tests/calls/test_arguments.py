@@ -247,8 +247,6 @@ def test_strings_of_bound_launches_and_of_other_signatures():
 
 
 # ---- jitted functions ----------------------------------------------------------------------------------------------
-
-
 apply = fast_args(lambda function, x: function(x) * 2)
 apply_both = fast_args(lambda functions, x: functions[0](x) + functions[1](x))
 plus_one = numba.njit(lambda x: x + 1)

@@ -208,8 +208,6 @@ def test_a_kernel_is_a_method_like_a_function():
 
 
 # ---- life and death ------------------------------------------------------------------------------------------------
-
-
 FATES = {
     "called": lambda kernel: kernel(1), "in a cycle": lambda kernel: [kernel(1), setattr(kernel, "itself", kernel)],
     "failed": lambda kernel: type_and_message(kernel, ()),

@@ -299,8 +299,6 @@ def test_an_exception_in_the_very_first_call_and_without_the_gil(how):
 
 
 # ---- compile errors ------------------------------------------------------------------------------------------------
-
-
 def no_such(x, name=None):
     return x.no_such_attribute
 

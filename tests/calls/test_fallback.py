@@ -82,8 +82,6 @@ def test_the_methods_are_called_on_the_type_as_methods():
 
 
 # ---- exports -------------------------------------------------------------------------------------------------------
-
-
 looked_at: list[Ledger] = []
 
 

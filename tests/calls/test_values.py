@@ -25,8 +25,6 @@ VALUES = {  # by repr: the value, and the plain tuple
 }
 
 # ---- tuples --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", VALUES)
 def test_a_value_is_its_plain_tuple_immutable_and_copied_as_its_type(text):
     value, plain = VALUES[text]
@@ -62,8 +60,6 @@ def test_fields_by_name_and_their_types():
 
 
 # ---- where DLPack meets tuples -------------------------------------------------------------------------------------
-
-
 # ---- texts ---------------------------------------------------------------------------------------------------------
 def test_device_texts():
     names = "cpu cuda cuda_host opencl vulkan metal vpi rocm rocm_host ext_dev cuda_managed oneapi webgpu hexagon maia trn"

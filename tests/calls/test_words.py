@@ -11,6 +11,7 @@ from forked import fork_python
 from frameworks import needs_torch, torch
 from interoperability import jax, pyarrow
 from numba.core.errors import TypingError
+from numba.core.registry import CPUDispatcher
 from odd_tensors import ODD
 from oracle import numbas, references_kept, type_and_message
 
@@ -103,9 +104,9 @@ def test_tensors_of_transforms(name):
 
 def test_exceptions_of_frameworks_that_are_nothing_but_words():
     if pyarrow is not None:
-        kind, message = type_and_message(look, 1, pyarrow.array([1.0, None]))
-        own, words = type_and_message(pyarrow.array([1.0, None]).__dlpack__)
-        assert kind is own and message == f"{X} cannot be passed to the kernel: {words}"
+        array = pyarrow.array([1.0, None])
+        own, words = type_and_message(array.__dlpack__)
+        assert type_and_message(look, 1, array) == (own, f"{X} cannot be passed to the kernel: {words}")
     if jax is not None:
         array = jax.numpy.ones(3)
         array.delete()
@@ -285,19 +286,14 @@ def test_unknown_options_are_refused_at_decoration(options, words):
             fast_args(*function, **options)
 
 
-def test_all_options_of_numba_are_known():
-    """Whatever Numba's own registry maps is taken, and Numba refuses what it does not map."""
-    assert numba_options() >= {"nogil", "parallel", "fastmath", "cache", "boundscheck", "error_model", "inline", "locals"}
+def test_all_options_of_numba_are_known(monkeypatch):
+    """Whatever Numba's own registry maps is taken, and Numba refuses what it does not map; without it nothing is refused."""
     names = ("looplift", "no_rewrites", "forceinline", "debug")
-    assert numba_options() >= set(names)
+    known = {"nogil", "parallel", "fastmath", "cache", "boundscheck", "error_model", "inline", "locals", *names}
+    assert numba_options() >= known
     assert fast_args(**dict.fromkeys(names, False), nogil=True, error_model="numpy", boundscheck=None)(lambda x: x + 1)(1) == 2
     with pytest.raises(KeyError):
         numba.njit(fastmth=True)(lambda x: x)(1)
-
-
-def test_where_numbas_options_cannot_be_had_nothing_is_refused(monkeypatch):
-    from numba.core.registry import CPUDispatcher
-
     numba_options.cache_clear()
     monkeypatch.setattr(type(CPUDispatcher.targetdescr), "options", object)
     try:

@@ -173,8 +173,6 @@ def test_ctrl_c_while_another_threads_kernel_runs():
 
 
 # ---- while a call is learnt ------------------------------------------------------------------------------------------
-
-
 weighed = numba.njit(lambda a, x: a + x.sum())
 
 
@@ -293,8 +291,6 @@ def test_a_handler_that_calls_the_kernel_at_each_line(name):
 
 
 # ---- while a launch is bound -----------------------------------------------------------------------------------------
-
-
 weigh_two = numba.njit(lambda a, x, y: a * x.sum() + y.sum())
 
 
