@@ -251,20 +251,19 @@ def test_threads_on_one_kernel_and_on_kernels_that_come_and_go(nogil):
     ledger.check(ledger.made)
 
 
-def test_nogil_kernels_hold_owning_exports():
-    tensor = Tabled(np.ones(3))
-    total_without_the_gil(tensor)
-    before = tensor.ledger.made
-    assert [total_without_the_gil(tensor) for _ in range(3)] == [3.0] * 3
-    assert tensor.borrows == 0
-    tensor.ledger.check(before + 3)
-
-
 @fast_args(parallel=True)
 def scale(x, factor, out):
     for i in numba.prange(x.size):
         out[i] = x[i] * factor
     return out.sum()
+
+
+def test_nogil_kernels_hold_owning_exports():
+    tensor = Tabled(np.ones(3))
+    total_without_the_gil(tensor)
+    before = tensor.ledger.made
+    assert [total_without_the_gil(tensor) for _ in range(3)] == [3.0] * 3 and tensor.borrows == 0
+    tensor.ledger.check(before + 3)
 
 
 @each_mutable_framework
@@ -407,8 +406,7 @@ def test_a_site_with_an_entry_for_other_arguments():
         for index in range(len(sites)):
             sites[index] = filled[(index + shift) % len(filled)]
         check_each(values, lambda value: kernel(value, 1), lambda value: kernel(y=1, x=value))
-        with pytest.raises(TypeError, match="y"):
-            kernel(values[shift])
+        assert "y" in type_and_message(kernel, values[shift])[1]
 
 
 @MAKERS
