@@ -28,7 +28,9 @@ of_x, of_x_w, of_x_k = (numba.njit(f) for f in (
 
 @fast_args(out="x[n, d], w[d] -> y[n, d]")
 def weighted(x, w, y):
-    y[:] = x * w
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = x[i, j] * w[j]
 
 
 @fast_args(out="x[..., n], k -> largest[..., k], where[..., k]: int64")
@@ -39,7 +41,8 @@ def shapes(x, k, largest, where):
 
 @fast_args(out="x[n] -> y[n]")
 def scaled(x, factor=2.0, y=None):
-    y[:] = x * factor
+    for i in range(x.shape[0]):
+        y[i] = x[i] * factor
 
 
 MADE = {"torch": torch and torch.Tensor, "exchange table": Tabled, "tvm_ffi": tvm_ffi and tvm_ffi.Tensor}

@@ -24,6 +24,7 @@ VALUES = {  # by repr: the value, and the plain tuple
     "DLPackVersion(major=1, minor=3)": (DLPackVersion(minor=3, major=1), (1, 3)),
 }
 
+
 # ---- tuples --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", VALUES)
 def test_a_value_is_its_plain_tuple_immutable_and_copied_as_its_type(text):
