@@ -43,3 +43,6 @@ def fails(how, x):
     if how == 10:
         raise MemoryError("much")
     return 0
+
+
+fails_unlocked = fast_args(fails.py_func, nogil=True)

@@ -9,18 +9,12 @@ from fastexchange import convert, fast_args
 
 @fast_args(cache=True)
 def total(x):
-    s = 0.0
-    for value in x.flat:
-        s += value
-    return s
+    return x.sum()
 
 
 @fast_args(nogil=True, cache=True)
 def unlocked_total(x):
-    s = 0.0
-    for value in x.flat:
-        s += value
-    return s
+    return x.sum()
 
 
 @fast_args(cache=True)

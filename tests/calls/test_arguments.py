@@ -2,9 +2,11 @@
 
 import array as stdlib_array
 import collections
+import contextlib
 import enum
 import math
 import sys
+import types
 
 import numba
 import numpy as np
@@ -33,12 +35,7 @@ def look(x):
     return x.shape, x.strides, x.ctypes.data, x.size, x.itemsize, x.ndim
 
 
-@fast_args
-def total(x):
-    s = 0.0
-    for value in x.flat:
-        s += value
-    return s
+total = fast_args(lambda x: x.sum())
 
 
 @fast_args
@@ -50,7 +47,6 @@ def swap_ends(x):
 
 
 # ---- scalars -------------------------------------------------------------------------------------------------------
-
 PYTHON_SCALARS = [
     0, 1, -1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63), 2**63, 2**64 - 1,
     True, False, None,
@@ -59,53 +55,48 @@ PYTHON_SCALARS = [
 ]  # fmt: skip
 
 
-def extremes(dtype: np.dtype) -> list:
-    if dtype.kind == "b":
-        values = True, False
-    elif dtype.kind in "iu":
-        values = np.iinfo(dtype).min, np.iinfo(dtype).max, 1
-    elif dtype.kind == "c":
-        values = complex(1.5, -2.5), complex(math.inf, -0.0), complex(math.nan, 0)
-    else:
-        info = np.finfo(dtype)
-        values = info.min, info.max, info.tiny, -0.0, math.inf, math.nan, 0.1
-    return [dtype.type(value) for value in values]
-
-
-NUMPY_SCALARS = [value for name in DTYPES for value in extremes(np.dtype(name))]
+EXTREMES = {
+    "b": lambda _: (True, False),
+    "i": lambda dtype: (np.iinfo(dtype).min, np.iinfo(dtype).max, 1),
+    "u": lambda dtype: (np.iinfo(dtype).max, 1),
+    "f": lambda dtype: (np.finfo(dtype).min, np.finfo(dtype).max, np.finfo(dtype).tiny, -0.0, math.inf, math.nan, 0.1),
+    "c": lambda _: (complex(1.5, -2.5), complex(math.inf, -0.0), complex(math.nan, 0)),
+}
+NUMPY_SCALARS = [dtype.type(value) for dtype in map(np.dtype, DTYPES) for value in EXTREMES[dtype.kind](dtype)]
 NUMPY_SCALARS += [np.longlong(-5), np.ulonglong(2**64 - 1), np.intc(-3), np.uintc(3)]
 echo_unsigned = fast_args(echo.py_func)  # plain Numba, once it has compiled for int64, takes no others
-
-
-def described(value) -> str:
-    return f"{type(value).__name__}-{value!r:.40}"
 
 
 def type_name(value) -> str:
     return type(value).__name__
 
 
-@pytest.mark.parametrize("value", PYTHON_SCALARS + NUMPY_SCALARS, ids=described)
-def test_scalars(value):
-    got = check_same_as_njit(echo if type(value) is not int or value < 2**63 else echo_unsigned, (value,))
-    if isinstance(got, float) and got == 0:
-        assert math.copysign(1, got) == math.copysign(1, value)
+@contextlib.contextmanager
+def told(what):
+    """A failure inside says of which row it is."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{what}: {error}") from error
 
 
-def test_float16_scalars():
-    """Numba has none on a CPU; see test_half.py."""
+@pytest.mark.parametrize("values", [PYTHON_SCALARS, NUMPY_SCALARS], ids=["Python's", "NumPy's"])
+def test_scalars(values):
+    for value in values:
+        with told(repr(value)):
+            got = check_same_as_njit(echo if type(value) is not int or value < 2**63 else echo_unsigned, (value,))
+            assert got or not isinstance(got, float) or math.copysign(1, got) == math.copysign(1, value)
+
+
+def test_float16_scalars_and_integers_too_large_for_numba():
+    """Numba has no float16 on a CPU; see test_half.py."""
     for _ in range(40):
         assert type(got := echo(np.float16(1.5))) is float and got == 1.5 and ignore(np.float16(1.5), 1) == 1
-
-
-@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 10**30, -(10**30)], ids=described)
-def test_integers_too_large_for_numba(value):
-    for position, arguments in enumerate([(value, 1), (1, value)]):
-        for _ in range(2):
+    for value in (2**64, -(2**63) - 1, 10**30):
+        for position, arguments in enumerate([(value, 1), (1, value)] * 2):
             kind, message = type_and_message(ignore, *arguments)
-            assert kind is OverflowError and f"position {position}" in message and "64 bits" in message
-    assert ignore(2**63, 1) == 1 and ignore(1, 5) == 5
-    assert echo(7) == 7 and echo(2**64 - 1) == 2**64 - 1
+            assert kind is OverflowError and f"position {position % 2}" in message and "64 bits" in message
+    assert ignore(2**63, 1) == 1 and ignore(1, 5) == 5 and echo(2**64 - 1) == 2**64 - 1
 
 
 def test_integers_of_either_sign_share_a_kernel_alone_and_in_tuples():
@@ -121,23 +112,14 @@ def test_integers_of_either_sign_share_a_kernel_alone_and_in_tuples():
 SAMPLES = [1, 2.5, None, True, np.float32(3), (1, 2), np.ones(2), np.ones((2, 2), "i4")]
 
 
-@pytest.mark.parametrize("first", range(len(SAMPLES)))
+@pytest.mark.parametrize("first", [0, 3, 5, 7])
 def test_each_kind_beside_each_other_in_every_order(first):
     others = SAMPLES[:first] + SAMPLES[first + 1 :]
     check_same_as_njit(gather, tuple(value for other in others for value in (SAMPLES[first], other)))
 
 
 # ---- what only Numba understands -----------------------------------------------------------------------------------
-
-
-class Color(enum.Enum):
-    RED = 1
-    BLUE = 2
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-    HIGH = 2
+Color, Level = enum.Enum("Color", "RED BLUE"), enum.IntEnum("Level", "LOW HIGH")
 
 
 @numba.experimental.jitclass([("value", numba.float64)])
@@ -146,37 +128,19 @@ class Box:
         self.value = value
 
 
-@numba.vectorize
-def vectorized(x):
-    return x + 1
-
-
-@numba.cfunc("float64(float64)")
-def c_function(x):
-    return x
-
-
-def typed_dict():
-    made = numba.typed.Dict.empty(numba.types.int64, numba.types.float64)
-    made[1] = 2.0
-    return made
-
-
 PLAIN = [
     ONLY_NUMBA, b"bytes", bytearray(b"bytes"), memoryview(b"bytes"), stdlib_array.array("d", [1.0, 2.0]),
     [1.0, 2.0], {1, 2}, [np.ones(3), np.zeros(3)], range(3, 30, 2), slice(1, 5), slice(1, 5, 2), ..., Color.BLUE, Level.HIGH,
     np.datetime64("2024-01-02T03:04:05"), np.datetime64("2024-01-02"), np.timedelta64(5, "s"), np.datetime64("NaT", "ns"),
     np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")])[0], np.dtype("f4"), np.float32, np.random.default_rng(3),
-    vectorized, c_function, abs, math, {1: 2}, object(), Color,
+    numba.vectorize(lambda x: x + 1), numba.cfunc("float64(float64)")(lambda x: x), abs, math, {1: 2}, object(), Color,
     *(type(f"My{base.__name__}", (base,), {})(value) for base, value in ((int, 5), (float, 2.5), (str, "abc"))),
     type("WithIndex", (), dict.fromkeys(("__index__", "__int__", "__float__"), lambda self: 3))(),
 ]  # fmt: skip
-MADE_BY_NUMBA = {
-    "typed list": lambda: numba.typed.List([1.0, 2.0]),
-    "typed list of arrays": lambda: numba.typed.List([np.ones(3), np.zeros(2)]),
-    "typed dict": typed_dict,
-    "jitclass": lambda: Box(2.5),
-}
+MADE_BY_NUMBA = [
+    lambda: numba.typed.List([1.0, 2.0]), lambda: numba.typed.List([np.ones(3), np.zeros(2)]), lambda: Box(2.5),
+    lambda: numba.typed.Dict.empty(numba.types.int64, numba.types.float64),
+]  # fmt: skip
 
 
 def check_beside_a_tensor(value, make=Dunder):
@@ -195,14 +159,9 @@ def check_beside_a_tensor(value, make=Dunder):
 
 
 @pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPendingDeprecationWarning")
-@pytest.mark.parametrize("value", PLAIN, ids=type_name)
+@pytest.mark.parametrize("value", [*PLAIN, *MADE_BY_NUMBA], ids=type_name)
 def test_what_only_numba_understands(value):
-    check_beside_a_tensor(value)
-
-
-@pytest.mark.parametrize("name", MADE_BY_NUMBA)
-def test_what_numba_makes(name):
-    check_beside_a_tensor(MADE_BY_NUMBA[name]())
+    check_beside_a_tensor(value() if type(value) is types.FunctionType else value)
 
 
 def test_what_only_numba_understands_beside_each_frameworks_tensor(framework):
@@ -210,25 +169,21 @@ def test_what_only_numba_understands_beside_each_frameworks_tensor(framework):
         check_beside_a_tensor(value, framework.tensor)
 
 
-@pytest.mark.parametrize("value", [ONLY_NUMBA, Color.BLUE, Level.HIGH], ids=type_name)
-def test_text_and_enums_come_back(value):
-    check_same_as_njit(echo, (value,), native=False)
-
-
-def test_typed_containers_are_the_same_object_to_the_kernel():
+def test_text_enums_and_typed_containers_are_themselves_to_the_kernel():
     @fast_args
     def append(values, x):
         values.append(x[0])
         return len(values)
 
+    for value in (ONLY_NUMBA, Color.BLUE, Level.HIGH):
+        check_same_as_njit(echo, (value,), native=False)
     values = numba.typed.List([1.0])
     assert [append(values, np.array([2.0])), append(values, np.array([3.0]))] == [2, 3]
     assert list(values) == [1.0, 2.0, 3.0]
 
 
 # ---- strings -------------------------------------------------------------------------------------------------------
-
-TEXTS = {"empty": "", "ascii": "text", "latin-1": "tëxt", "two bytes": "tēxt", "four bytes": "t😀xt", "long": "text" * 10_000}
+TEXTS = ["", "text", "tëxt", "tēxt", "t😀xt", "text" * 10_000]
 
 
 @fast_args
@@ -237,20 +192,20 @@ def taken_apart(pair, other, x):
     return text + other, text[1:], text == other[:-1], hash(text) == hash(other[:-1]), hash(text[:3]), x.sum(), other
 
 
-@pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("make", [np.asarray, Dunder])
-def test_strings(name, make):
+def test_strings(make):
     """Their characters are read in place; a kernel may keep them."""
-    text, view = TEXTS[name], np.arange(4.0)
-    tensor = make(view)
-    with references_kept(*[text] * bool(text), tensor):  # the empty one is everywhere
-        check_same_as_njit(echo, (text,))
-        check_same_as_njit(beside, (text, tensor), (text, view))
-        check_same_as_njit(taken_apart, ((text, 1), text + "!", tensor), ((text, 1), text + "!", view))
+    view = np.arange(4.0)
+    for text in TEXTS:
+        tensor = make(view)
+        with told(text[:9]), references_kept(*[text] * bool(text), tensor):  # the empty one is everywhere
+            check_same_as_njit(echo, (text,))
+            check_same_as_njit(beside, (text, tensor), (text, view))
+            check_same_as_njit(taken_apart, ((text, 1), text + "!", tensor), ((text, 1), text + "!", view))
 
 
-def test_strings_that_are_kept():
-    """The kernel's list holds the object whose characters its items show."""
+def test_strings_that_are_kept_or_have_to_be_constants():
+    """A kernel's list holds the object whose characters its items show."""
 
     @fast_args
     def put(x, text):
@@ -258,6 +213,10 @@ def test_strings_that_are_kept():
         container.append(text[1:])
         container.append(text)
         return container
+
+    @fast_args
+    def chosen(x, name):
+        return x.sum() if numba.literally(name) == "sum" else x.max()
 
     put(np.ones(2), "text")
     text = "".join(["long ", "text"])
@@ -268,6 +227,8 @@ def test_strings_that_are_kept():
         del kept
         assert held == sys.getrefcount(text) + 40
     assert put.counts().slow <= 2
+    for _ in range(20):
+        assert chosen(np.arange(3.0), "sum") == 3.0 and chosen(np.arange(3.0), "max") == 2.0
 
 
 def test_strings_of_bound_launches_and_of_other_signatures():
@@ -285,18 +246,7 @@ def test_strings_of_bound_launches_and_of_other_signatures():
     assert count(np.ones(2), ONLY_NUMBA) == 6
 
 
-def test_strings_that_have_to_be_constants():
-    @fast_args
-    def chosen(x, name):
-        return x.sum() if numba.literally(name) == "sum" else x.max()
-
-    for _ in range(20):
-        assert chosen(np.arange(3.0), "sum") == 3.0 and chosen(np.arange(3.0), "max") == 2.0
-
-
 # ---- jitted functions ----------------------------------------------------------------------------------------------
-
-
 apply = fast_args(lambda function, x: function(x) * 2)
 apply_both = fast_args(lambda functions, x: functions[0](x) + functions[1](x))
 plus_one = numba.njit(lambda x: x + 1)
@@ -309,24 +259,17 @@ def test_jitted_functions():
     assert check_same_as_njit(apply, (plus_two, 3)) == 10
     assert [apply(plus_one, 3), apply(plus_two, 3), apply(numba.njit(plus_two.py_func), 3)] == [8, 10, 10]
     assert check_same_as_njit(apply_both, ((plus_one, plus_two), 1)) == 5
-
-
-def test_jitted_functions_made_in_a_loop():
-    kernel = fast_args(apply.py_func)
-    for n in range(3):
+    before = apply.counts().fast
+    for n in range(2):  # made in a loop
         function = numba.njit(lambda x, n=n: x + n)
-        assert kernel(function, 1) == kernel(function, 1) == 2 * (1 + n)
-    assert kernel.counts().fast == 3
-
-
-def test_a_kernel_given_to_itself():
-    kernel = fast_args(lambda function, n: n + 1)
-    assert kernel(kernel, 1) == kernel(kernel, 1) == numbas(kernel)(kernel, 1) == 2
-    assert kernel.counts().fast == 1
+        assert apply(function, 1) == apply(function, 1) == 2 * (1 + n)
+    assert apply.counts().fast == before + 2
+    itself = fast_args(lambda function, n: n + 1)
+    assert itself(itself, 1) == itself(itself, 1) == numbas(itself)(itself, 1) == 2
+    assert itself.counts().fast == 1
 
 
 # ---- tuples --------------------------------------------------------------------------------------------------------
-
 Point = collections.namedtuple("Point", "x y")
 Empty = collections.namedtuple("Empty", "")
 Other = collections.namedtuple("Point", "x y")
@@ -335,10 +278,6 @@ Other = collections.namedtuple("Point", "x y")
 class Vector(Point):
     def length(self):
         return math.hypot(*self)
-
-
-class Pair(tuple):
-    __slots__ = ()
 
 
 def nested(depth: int) -> tuple:
@@ -357,23 +296,17 @@ TUPLES = [
 
 @pytest.mark.parametrize("value", TUPLES, ids=lambda value: repr(value)[:50])
 def test_tuples(value):
-    check_same_as_njit(echo, (value,))
     check_same_as_njit(between, (5, value, 7.5))
 
 
-def test_tuples_that_may_leave_the_native_path():
+def test_tuples_that_may_leave_the_native_path_or_have_a_type_of_their_own():
     for value in (nested(8), nested(12), (ONLY_NUMBA, 1), (1, (ONLY_NUMBA, b"bytes")), (Level.LOW, 2)):
         assert check_same_as_njit(ignore, (value, 5), native=False) == 5
-
-
-def test_a_subclass_of_tuple_is_refused_as_njit_refuses_it():
-    assert type_and_message(numbas(ignore), Pair((1, 2)), 1)[0] is TypingError
-    kind, message = type_and_message(ignore, Pair((1, 2)), 1)
+    pair = type("Pair", (tuple,), {"__slots__": ()})((1, 2))
+    assert type_and_message(numbas(ignore), pair, 1)[0] is TypingError
+    kind, message = type_and_message(ignore, pair, 1)
     assert issubclass(kind, TypeError) and "Pair" in message
-
-
-def test_named_tuples_with_one_name_and_subclasses_are_types_of_their_own():
-    for cls in (Point, Other, Point, Vector):
+    for cls in (Point, Other, Point, Vector):  # with one name
         assert type(echo(cls(1, 2))) is cls
     assert echo(Vector(3, 4)).length() == 5
 
@@ -392,17 +325,13 @@ def test_tuples_with_tensors(framework):
     views = [np.full(2, value) for value in (1.0, 2.0, 3.0, 4.0)]
     a, b, c, d = tensors = [framework.tensor(view) for view in views]
     va, vb, vc, vd = map(framework.view, tensors, views)
-    check_same_as_njit(
-        sum_of_nest, ((a, b), Point(c, 1), (5, (d, None)), 1), ((va, vb), Point(vc, 1), (5, (vd, None)), 1)
-    )
+    check_same_as_njit(sum_of_nest, ((a, b), Point(c, 1), (5, (d, None)), 1), ((va, vb), Point(vc, 1), (5, (vd, None)), 1))
     for _ in range(2):  # beside what only Numba understands
         assert sum_beside_text((a, 1), Point(0, (None, b)), ONLY_NUMBA) == 8.0
     assert ignore((a, a), 3) == ignore((a, a), 3) == 3
 
 
 # ---- arrays --------------------------------------------------------------------------------------------------------
-
-
 def grid(*shape) -> np.ndarray:
     return np.arange(math.prod(shape), dtype="f4").reshape(shape)
 
@@ -432,28 +361,25 @@ def check_array(kernel, tensor, view, native=True):
     assert (expected,) in kernel.signatures
 
 
-@pytest.mark.parametrize("array", LAYOUTS, ids=lambda array: f"{array.shape}, strides {array.strides}")
-def test_layouts(array, framework):
-    if min(array.strides, default=0) < 0 and not framework.negative_strides:
-        pytest.skip(f"{framework} has no negative strides")
-    tensor = framework.tensor(array)
-    check_array(look, tensor, framework.view(tensor, array))
+def test_layouts(framework):
+    for array in LAYOUTS:
+        if min(array.strides, default=0) >= 0 or framework.negative_strides:
+            tensor = framework.tensor(array)
+            with told(f"{array.shape}, strides {array.strides}"):
+                check_array(look, tensor, framework.view(tensor, array))
 
 
-@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
-def test_dtypes_are_read_and_written(dtype, framework):
+def test_dtypes_are_read_and_written(framework):
     """Numba has no arithmetic for float16 on a CPU; ``fastexchange.half`` lets it."""
-    view, before, swapped = (np.arange(7).astype(dtype) for _ in range(3))
-    swapped[[0, -1]] = swapped[[-1, 0]]
-    tensor = framework.tensor(view)
-    if framework.mutable and dtype != "f2":
-        check_array(swap_ends, tensor, framework.view(tensor, view))  # three calls
-        assert np.array_equal(view, swapped)
-    else:
-        check_array(look, tensor, framework.view(tensor, view))
-        if dtype == "f4":
-            assert type_and_message(swap_ends, tensor)[0] is TypingError
-        assert np.array_equal(view, before)
+    for dtype in NUMPY_DTYPES:
+        view, before, swapped = (np.arange(7).astype(dtype) for _ in range(3))
+        swapped[[0, -1]] = swapped[[-1, 0]]
+        tensor = framework.tensor(view)
+        is_written = framework.mutable and dtype != "f2"
+        with told(dtype):
+            check_array(swap_ends if is_written else look, tensor, framework.view(tensor, view))  # three calls
+            assert framework.mutable or dtype != "f4" or type_and_message(swap_ends, tensor)[0] is TypingError
+            assert np.array_equal(view, swapped if is_written else before)
 
 
 def test_readonly(framework, tmp_path):
@@ -466,67 +392,49 @@ def test_readonly(framework, tmp_path):
         assert type_and_message(swap_ends, tensor)[0] is TypingError
 
 
-@pytest.mark.parametrize("dtype, offset", [("i2", 1), ("f4", 1), ("f8", 1), ("c16", 1), ("c16", 8)])
-def test_misaligned(dtype, offset, framework):
+def test_misaligned(framework):
     """Complex numbers are aligned as their parts are."""
-    view = np.zeros(4 * np.dtype(dtype).itemsize + offset, np.uint8)[offset:].view(dtype)
-    view[:] = range(4)
-    assert view.flags.aligned == (offset == 8)
-    tensor = framework.tensor(view)
-    check_array(look, tensor, framework.view(tensor, view))
-    if dtype == "f8":
-        assert total(tensor) == 6.0
+    for dtype, offset in (("i2", 1), ("f4", 1), ("f8", 1), ("c16", 1), ("c16", 8)):
+        view = np.zeros(4 * np.dtype(dtype).itemsize + offset, np.uint8)[offset:].view(dtype)
+        view[:] = range(4)
+        assert view.flags.aligned == (offset == 8)
+        tensor = framework.tensor(view)
+        with told((dtype, offset)):
+            check_array(look, tensor, framework.view(tensor, view))
+            assert dtype != "f8" or total(tensor) == 6.0
 
 
 # ---- arrays that only NumPy has ------------------------------------------------------------------------------------
-
-PARAMETRIC = {
-    "structured": np.array([(1, 2.0), (3, 4.0)], [("a", "i4"), ("b", "f8")]),
-    "aligned structured": np.zeros(3, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
-    "nested structured": np.zeros(3, [("a", "i1"), ("b", [("c", "f8"), ("d", "i2", (2, 3))])]),
-    "record": np.zeros(3, [("a", "i4"), ("b", "f8")]).view(np.recarray),
-    "datetime64[ns]": np.array(["2024-01-02", "NaT"], "M8[ns]"),
-    "datetime64[D]": np.array(["2024-01-02", "NaT"], "M8[D]"),
-    "timedelta64[s]": np.array([5, -7], "m8[s]"),
-    "text": np.array(["abc", "d"], "U5"),
-    "bytes": np.array([b"abc", b"d"], "S3"),
-}
+PARAMETRIC = [
+    np.array([(1, 2.0), (3, 4.0)], [("a", "i4"), ("b", "f8")]), np.zeros(3, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
+    np.zeros(3, [("a", "i1"), ("b", [("c", "f8"), ("d", "i2", (2, 3))])]), np.array([b"abc", b"d"], "S3"),
+    np.zeros(3, [("a", "i4"), ("b", "f8")]).view(np.recarray), np.array(["abc", "d"], "U5"), np.array([5, -7], "m8[s]"),
+    np.array(["2024-01-02", "NaT"], "M8[ns]"), np.array(["2024-01-02", "NaT"], "M8[D]"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PARAMETRIC)
-def test_parametric_dtypes(name):
-    array = PARAMETRIC[name]
-    for each in (array, np.concatenate([array, array])[::2]):
+@pytest.mark.parametrize("array", PARAMETRIC, ids=lambda array: f"{type(array).__name__} of {array.dtype}")
+def test_parametric_dtypes(array):
+    fields = array.dtype.names or () if type(array) is np.ndarray else ()  # they may be misaligned views
+    for each in (array, np.concatenate([array, array])[::2], *(array[name] for name in fields)):
         check_array(look, each, each)
 
 
 def test_parametric_dtypes_are_told_apart_and_equal_ones_share_a_kernel():
     kernel = fast_args(lambda x: x[0])
-    for array in [np.array([7], f"m8[{unit}]") for unit in ("s", "ms", "D", "ns")] * 2:
+    for array in [np.array([7], f"m8[{unit}]") for unit in ("s", "D")] * 2:
         assert kernel(array) == array[0] and kernel(array).dtype == array.dtype
-    assert len(kernel.signatures) == 4
-    first_a = fast_args(lambda x: x[0].a)
     for value in range(20):
-        assert first_a(np.array([(value, 2.0)], np.dtype([("a", "i4"), ("b", "f8")]))) == value
-    assert len(first_a.signatures) == 1
-
-
-def test_fields_of_structured_arrays_are_misaligned_views():
-    array = np.zeros(4, [("a", "i1"), ("b", "f8"), ("c", "f4")])
-    for name in array.dtype.names:
-        check_array(look, array[name], array[name])
-
-
-class Converting(np.ndarray):
-    def __array_finalize__(self, obj):
-        self.info = getattr(obj, "info", None)
+        assert kernel(np.array([(value, 2.0)], np.dtype([("a", "i4"), ("b", "f8")]))).item() == (value, 2.0)
+    assert len(kernel.signatures) == 3
 
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 def test_subclasses_of_ndarray(tmp_path):
+    converting = {"__array_finalize__": lambda self, obj: setattr(self, "info", getattr(obj, "info", None))}
     for array in (
         np.arange(6.0).view(type("Subclass", (np.ndarray,), {})),
-        np.arange(6.0).view(Converting),
+        np.arange(6.0).view(type("Converting", (np.ndarray,), converting)),
         np.memmap(tmp_path / "memory", "f8", "w+", shape=(6,)),
         np.zeros(3, [("a", "f8")]).view(np.recarray).a,
         np.asmatrix(np.arange(6.0).reshape(2, 3)),
@@ -534,13 +442,6 @@ def test_subclasses_of_ndarray(tmp_path):
         view = array.view(np.ndarray)
         check_same_as_njit(look, (array,), (view,))
         assert total(array) == numbas(total)(array) == view.sum()
-
-
-def test_masked_arrays_are_refused_as_njit_refuses_them():
-    """By a kernel that has not compiled for their data yet; one that has is let in by Numba itself."""
-    array = np.ma.masked_array(np.arange(3.0), [False, True, False])
-    (by_njit, _), (kind, words) = (type_and_message(jit(total.py_func), array) for jit in (numba.njit, fast_args))
-    assert issubclass(kind, (by_njit, TypeError)) and "MaskedArray" in words
 
 
 @pytest.mark.parametrize("dtype", ["O", "g", "G", "V5", "T"])
@@ -561,8 +462,6 @@ def test_dtypes_that_numba_does_not_have(dtype):
 
 
 # ---- PyTorch -------------------------------------------------------------------------------------------------------
-
-
 def torch_views():
     cube = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
     with torch.inference_mode():
@@ -585,10 +484,8 @@ def torch_views():
 def test_torch_views():
     for number, tensor in enumerate(torch_views()):
         plain = tensor.as_subclass(torch.Tensor)
-        try:
+        with told(f"view {number}"):
             check_array(look, tensor, with_strides_of(plain, plain.numpy()))
-        except AssertionError as error:
-            raise AssertionError(f"view {number}: {error}") from error
     assert total(torch.tensor(2.5)) == 2.5
     assert (numba.types.Array(numba.float32, 0, "C"),) in total.signatures
 
@@ -603,7 +500,6 @@ def test_frameworks_mix_in_one_call():
     out = torch.empty(8)
     for _ in range(2):
         saxpy(2.0, torch.arange(8.0), np.ones(8, np.float32), out=out)
-    assert out.tolist() == [2.0 * i + 1 for i in range(8)]
-    assert saxpy.counts()[:2] == (1, 1)
+    assert out.tolist() == [2.0 * i + 1 for i in range(8)] and saxpy.counts()[:2] == (1, 1)
     saxpy(2.0, np.arange(8, dtype=np.float32), torch.ones(8), out.numpy())
     assert saxpy.counts()[:2] == (2, 1), "the same types from other frameworks are the same call"

@@ -11,11 +11,11 @@ from forked import fork_python
 from frameworks import has_table, needs_torch, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
 from made_producers import ALLOCATED, ONLY_NUMBA, Dunder, Ledger, Tabled, export_versioned, ffi, tabled_type
-from oracle import ONE_REFERENCE
+from oracle import ONE_REFERENCE, references_kept
 
 from fastexchange import fast_args, from_dlpack
+from fastexchange.ground.omitted import OMITTED
 
-needs_jax = pytest.mark.skipif(jax is None, reason="JAX is not installed")
 WARM = 40
 ONES = {"numpy": np.ones, "__dlpack__": lambda shape: Dunder(np.ones(shape))} | ({"torch": torch.ones} if torch else {})
 
@@ -49,15 +49,12 @@ MADE = {"torch": torch and torch.Tensor, "exchange table": Tabled, "tvm_ffi": tv
 
 
 # ---- allocation ------------------------------------------------------------------------------------------------------
-
-
 def test_outputs_are_the_callers_frameworks(framework):
     x, w = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(3, dtype=np.float32)
     for _ in range(WARM):
         y = weighted(framework.tensor(x), framework.tensor(w))
         assert isinstance(y, MADE.get(framework.name, np.ndarray)), type(y)
-        assert np.array_equal(from_dlpack(y), x * w)
-        assert from_dlpack(y).dtype == np.float32
+        assert np.array_equal(from_dlpack(y), x * w) and from_dlpack(y).dtype == np.float32
 
 
 @pytest.mark.parametrize("ones", [np.ones, *([torch.ones] if has_table() else [])])  # without a table Python makes the outputs
@@ -77,8 +74,7 @@ def test_a_first_call_with_numpy_is_native_from_the_second_on():
         from fastexchange import fast_args
 
         kernel = fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(0))
-        for _ in range(40):
-            assert kernel(np.ones(3)).shape == (3,)
+        assert [kernel(np.ones(3)).shape for _ in range(40)] == [(3,)] * 40
         assert kernel.counts().fast == 39, kernel.counts()
         """
     )
@@ -92,48 +88,34 @@ def test_shapes_and_types(framework):
     assert from_dlpack(shapes(framework.tensor(np.ones(4)), 0)[0]).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("notation", "shape"),
-    [
-        ("x[n, m] -> y[m, n]", (3, 2)),
-        ("x[n, m] -> y[]", ()),
-        ("x[n, m] -> y[n * m]", (6,)),
-        ("x[n, m] -> y[2 * (n - 1) + m // 2, 7]", (3, 7)),
-        ("x[..., m] -> y[m, ..., m]", (3, 2, 3)),
-        ("x[...] -> y[..., 1]", (2, 3, 1)),
-        ("x[n, ...] -> y[..., n]", (3, 2)),
-        ("x[2, m] -> y[m - 3]", (0,)),
-        ("  x[ n,m ]->y[ n , 0*m ] : bool ", (2, 0)),
-    ],
-)
-@pytest.mark.parametrize("ones", ONES.values(), ids=ONES)
-def test_notation(notation, shape, ones):
-    kernel = fast_args(of_x, out=notation)
-    for _ in range(3):
-        assert tuple(from_dlpack(kernel(ones((2, 3)))).shape) == shape
+NOTATIONS = {
+    "x[n, m] -> y[m, n]": (3, 2), "x[n, m] -> y[]": (), "x[n, m] -> y[n * m]": (6,),
+    "x[n, m] -> y[2 * (n - 1) + m // 2, 7]": (3, 7), "x[..., m] -> y[m, ..., m]": (3, 2, 3),
+    "x[...] -> y[..., 1]": (2, 3, 1), "x[n, ...] -> y[..., n]": (3, 2), "x[2, m] -> y[m - 3]": (0,),
+    "  x[ n,m ]->y[ n , 0*m ] : bool ": (2, 0),
+}  # fmt: skip
+"""By notation: the shape of y for an x of 2 by 3."""
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "complex64"])
-def test_declared_types(dtype):
-    kernel = fast_args(of_x, out=f"x[n] -> y[n]: {dtype}")
-    assert kernel(np.ones(2)).dtype == dtype
-    assert torch is None or kernel(torch.ones(2)).dtype == getattr(torch, dtype)
+def test_notation():
+    for notation, shape in NOTATIONS.items():
+        kernel = fast_args(of_x, out=notation)
+        for ones in [*ONES.values()] * 3:
+            assert tuple(from_dlpack(kernel(ones((2, 3)))).shape) == shape, notation
 
 
-def test_the_type_of_another_input():
-    kernel = fast_args(out="x[n], w[m] -> y[n]: w, z[m]")(lambda x, w, y, z: untouched(y, z))
-    y, z = kernel(np.ones(2, np.int8), np.ones(3, np.float32))
+def test_element_types():
+    for dtype in ("bool", "int8", "uint64", "complex64"):
+        kernel = fast_args(of_x, out=f"x[n] -> y[n]: {dtype}")
+        assert kernel(np.ones(2)).dtype == dtype
+        assert torch is None or kernel(torch.ones(2)).dtype == getattr(torch, dtype)
+    of_another = fast_args(out="x[n], w[m] -> y[n]: w, z[m]")(lambda x, w, y, z: untouched(y, z))
+    y, z = of_another(np.ones(2, np.int8), np.ones(3, np.float32))
     assert (y.dtype, y.shape, z.dtype, z.shape) == (np.float32, (2,), np.float32, (3,))
-
-
-def test_inputs_without_a_dlpack_type():
     dates = np.array(["2020-01-01"], "M8[D]")
     with pytest.raises(TypeError, match=r"argument 'x' \(position 0\): its elements have no DLPack type, so output 'y'"):
         fast_args(of_x, out="x[n] -> y[n]")(dates)
     assert fast_args(of_x, out="x[n] -> y[n]: int64")(dates).dtype == np.int64
-
-
-def test_types_that_numpy_lacks():
     if ml_dtypes is not None:
         assert fast_args(of_x, out="x[n] -> y[n]: bfloat16", storage=True)(np.ones(2)).dtype == ml_dtypes.bfloat16
     with pytest.raises(BufferError, match=r"its output 'y', of int4, has no NumPy dtype"):
@@ -141,7 +123,7 @@ def test_types_that_numpy_lacks():
 
 
 @needs_torch
-def test_pytorchs_own_types_and_allocator():
+def test_pytorchs_own_types_and_allocator_and_returns():
     kernel = fast_args(of_x, out="x[n] -> y[n]", storage=True)
     y = kernel(torch.ones(3, dtype=torch.bfloat16))
     assert y.dtype == torch.bfloat16 and y.is_contiguous()
@@ -150,19 +132,15 @@ def test_pytorchs_own_types_and_allocator():
         assert type(kernel(weight)) is torch.Tensor and not kernel(weight).requires_grad
     with pytest.raises(BufferError, match=r"requires grad"):
         kernel(weight)
-
-
-@needs_torch
-def test_returns_says_of_which_framework():
-    assert type(fast_args(of_x, out="x[n] -> y[n]", returns=torch.Tensor)(np.ones(2))) is torch.Tensor
-    assert type(fast_args(of_x, out="x[n] -> y[n]", returns=np.ndarray)(torch.ones(2))) is np.ndarray
+    for returns, argument in ((torch.Tensor, np.ones(2)), (np.ndarray, torch.ones(2))):
+        assert type(fast_args(of_x, out="x[n] -> y[n]", returns=returns)(argument)) is returns
     like = fast_args(of_x_w, out="x[n], w[n] -> y[n]", returns="w")
     for _ in range(3):
         assert type(like(np.ones(2), torch.ones(2))) is torch.Tensor
         assert type(like(torch.ones(2), np.ones(2))) is np.ndarray
 
 
-@needs_jax
+@pytest.mark.skipif(jax is None, reason="JAX is not installed")
 def test_frameworks_that_cannot_allocate():
     for _ in range(3):
         made = scaled(jax.numpy.arange(4.0))
@@ -170,8 +148,6 @@ def test_frameworks_that_cannot_allocate():
 
 
 # ---- outputs that are given ------------------------------------------------------------------------------------------
-
-
 def test_given_outputs_are_used_and_returned(framework):
     if not framework.mutable:
         pytest.skip("legacy capsules are readonly")
@@ -197,21 +173,16 @@ def test_defaults_before_outputs():
 
 
 # ---- ownership -------------------------------------------------------------------------------------------------------
-
-
 def test_references(framework):
     x, w = framework.tensor(np.ones((2, 3))), framework.tensor(np.ones(3))
     weighted(x, w)
-    before = sys.getrefcount(x), sys.getrefcount(w)
-    for _ in range(WARM):
-        y = weighted(x, w)
-        assert sys.getrefcount(y) == ONE_REFERENCE
-    assert (sys.getrefcount(x), sys.getrefcount(w)) == before
+    with references_kept(x, w):
+        for _ in range(WARM):
+            y = weighted(x, w)
+            assert sys.getrefcount(y) == ONE_REFERENCE
 
 
 def test_references_to_none_and_what_stands_for_omitted():
-    from fastexchange.ground.omitted import OMITTED
-
     x = np.ones(3)
     scaled(x), scaled(x, y=None), scaled(x, y=x)
     before = sys.getrefcount(None), sys.getrefcount(OMITTED)
@@ -250,45 +221,39 @@ def test_a_kernel_that_returns_something(nogil):
             call()
 
 
-@pytest.mark.parametrize("what", ["fails", "says nothing", "lies"])
-def test_allocators_that_fail(what):
+def test_allocators_that_fail():
     """They are asked natively, and again by Python, which has the words."""
-    calls = []
 
-    @ffi.callback("DLPackManagedTensorAllocator")
-    def allocate(prototype, out, error_ctx, set_error):
-        calls.append(what)
-        if what == "fails":
-            set_error(error_ctx, ffi.new("char[]", b"MemoryError"), ffi.new("char[]", b"full"))
-        return 0 if what == "lies" else -1
+    def failing(what):
+        @ffi.callback("DLPackManagedTensorAllocator")
+        def allocate(prototype, out, error_ctx, set_error):
+            calls.append(what)
+            if what == "fails":
+                set_error(error_ctx, ffi.new("char[]", b"MemoryError"), ffi.new("char[]", b"full"))
+            if what == "stints":
+                out[0] = export_versioned(ALLOCATED, np.empty(1))
+            return 0 if what in ("lies", "stints") else -1
 
-    cls = tabled_type("Failing", managed_tensor_allocator=allocate)
-    kernel = fast_args(of_x, out="x[n] -> y[n]")
-    for _ in range(3):
-        with pytest.raises(BufferError, match=r"its output 'y', float64 of shape \(2,\), cannot be allocated by") as caught:
-            kernel(cls(np.ones(2)))
-        assert what != "fails" or str(caught.value).endswith(": full")
-    assert calls
-    assert kernel(np.ones(2)).shape == (2,)
+        return tabled_type("Failing", managed_tensor_allocator=allocate)
 
-
-def test_allocators_whose_tensors_have_another_shape():
-    @ffi.callback("DLPackManagedTensorAllocator")
-    def smaller(prototype, out, error_ctx, set_error):
-        out[0] = export_versioned(ALLOCATED, np.empty(1))
-        return 0
-
-    cls, out = tabled_type("Stingy", managed_tensor_allocator=smaller), ALLOCATED.out
+    calls, out = [], ALLOCATED.out
+    for what in ("fails", "says nothing", "lies"):
+        cls = failing(what)
+        for _ in range(3):
+            with pytest.raises(BufferError, match=r"its output 'y', float64 of shape \(2,\), cannot be allocated by") as caught:
+                scaled(cls(np.ones(2)))
+            assert what != "fails" or str(caught.value).endswith(": full")
+    stingy = failing("stints")
     for _ in range(3):
         with pytest.raises(ValueError, match=r"its shape is \(1,\), and must be \(5,\)"):
-            scaled(cls(np.ones(5)))
+            scaled(stingy(np.ones(5)))
+    del caught
     gc.collect()
-    assert ALLOCATED.out == out
+    assert ALLOCATED.out == out and set(calls) == {"fails", "says nothing", "lies", "stints"}
+    assert scaled(np.ones(2)).shape == (2,)
 
 
 # ---- inputs that do not fit ------------------------------------------------------------------------------------------
-
-
 def test_shapes_that_do_not_fit(framework):
     x, w = framework.tensor(np.ones((2, 3))), framework.tensor(np.ones(4))
     for _ in range(3):
@@ -326,34 +291,27 @@ def test_given_outputs_of_another_shape(framework):
 RESTS = "x[..., 3], w[2, ...] -> y[...]", of_x_w
 LESS = "x[n], k -> y[n - k]", of_x_k
 HUGE = "x[n], k -> y[k * k * k * k]", of_x_k
+UNFIT = [
+    (RESTS, (5, 4), np.ones((2, 5)), ValueError, r"dimension 1 of its shape .5, 4. is 4, but it must be 3"),
+    (RESTS, (5, 3), np.ones((2, 6)), ValueError, r"'...' is \(6,\) in its shape \(2, 6\), but \(5,\) in "),
+    (RESTS, (), np.ones((2, 6)), ValueError, r"has 0 dimensions"),
+    (LESS, 3, 4, ValueError, r"its output 'y' cannot be made: dimension n - k is -1 \(k=4, n=3\)"),
+    (LESS, 3, 1.0, TypeError, r"argument 'k' .position 1. is an extent in .*: an int, not float"),
+    (("x[n], k -> y[k // n]", of_x_k), 0, 1, ValueError, r"divides by zero"),
+    (HUGE, 3, 2**12, (BufferError, MemoryError), r"its output 'y'.* of shape \(281474976710656,\)"),
+    (HUGE, 3, 2**20, ValueError, r"its output 'y' cannot be made: dimension k \* k"),
+    (HUGE, 3, 2**70, OverflowError, r"argument 'k' .position 1. is an extent that does not fit into 64 bits"),
+]
 
 
-@pytest.mark.parametrize(
-    ("declared", "x", "other", "error", "words"),
-    [
-        (RESTS, (5, 4), np.ones((2, 5)), ValueError, r"dimension 1 of its shape .5, 4. is 4, but it must be 3"),
-        (RESTS, (5, 3), np.ones((2, 6)), ValueError, r"'...' is \(6,\) in its shape \(2, 6\), but \(5,\) in "),
-        (RESTS, (), np.ones((2, 6)), ValueError, r"has 0 dimensions"),
-        (LESS, 3, 4, ValueError, r"its output 'y' cannot be made: dimension n - k is -1 \(k=4, n=3\)"),
-        (LESS, 3, 1.0, TypeError, r"argument 'k' .position 1. is an extent in .*: an int, not float"),
-        (("x[n], k -> y[k // n]", of_x_k), 0, 1, ValueError, r"divides by zero"),
-        (HUGE, 3, 2**12, (BufferError, MemoryError), r"its output 'y'.* of shape \(281474976710656,\)"),
-        (HUGE, 3, 2**20, ValueError, r"its output 'y' cannot be made: dimension k \* k"),
-        (HUGE, 3, 2**70, OverflowError, r"argument 'k' .position 1. is an extent that does not fit into 64 bits"),
-    ],
-)
-def test_numbers_and_rests_that_do_not_fit(declared, x, other, error, words):
-    notation, function = declared
-    kernel = fast_args(function, out=notation)
-    for ones in (np.ones, torch.ones) if torch is not None else (np.ones,):
-        for _ in range(2):
+def test_numbers_and_rests_that_do_not_fit_and_just_fit():
+    kernels = {notation: fast_args(function, out=notation) for (notation, function), *_ in UNFIT}
+    for (notation, _), x, other, error, words in UNFIT:
+        for ones in (np.ones, torch.ones, np.ones, torch.ones) if torch is not None else (np.ones, np.ones):
             with pytest.raises(error, match=words):
-                kernel(ones(x), other)
-
-
-def test_numbers_and_rests_that_just_fit():
-    assert fast_args(of_x_w, out=RESTS[0])(np.ones((5, 3)), np.ones((2, 5))).shape == (5,)
-    assert fast_args(of_x_k, out=LESS[0])(np.ones(3), 3).shape == (0,)
+                kernels[notation](ones(x), other)
+    assert kernels[RESTS[0]](np.ones((5, 3)), np.ones((2, 5))).shape == (5,)
+    assert kernels[LESS[0]](np.ones(3), 3).shape == (0,)
 
 
 NAMES = [f"n{i}" for i in range(70)]
@@ -368,17 +326,16 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("notation, x, w, wanted", LARGE.values(), ids=LARGE)
-@pytest.mark.parametrize("ones", [np.ones] + ([torch.ones] if torch is not None else []))
-def test_notations_at_the_limits(ones, notation, x, w, wanted):
+def test_notations_at_the_limits():
     """Where native code has no memory for a notation, or an int no bits for an expression, and just before."""
-    kernel = fast_args(of_x_w, out=notation)
-    for _ in range(3):
-        if isinstance(wanted, str):
-            with pytest.raises(ValueError, match=wanted):
-                kernel(ones(x), ones(w))
-        else:
-            assert tuple(kernel(ones(x), ones(w)).shape) == wanted
+    for notation, x, w, wanted in LARGE.values():
+        kernel = fast_args(of_x_w, out=notation)
+        for ones in [np.ones, *([torch.ones] if torch is not None else [])] * 3:
+            if isinstance(wanted, str):
+                with pytest.raises(ValueError, match=wanted):
+                    kernel(ones(x), ones(w))
+            else:
+                assert tuple(kernel(ones(x), ones(w)).shape) == wanted, notation
 
 
 @pytest.mark.parametrize("inputs, outputs", [(20, 1), (1, 18)])
@@ -399,7 +356,7 @@ def test_on_a_small_stack():
     """As far as the operating system and PyTorch leave something of it to others, as in a call without declared outputs."""
     fork_python(
         """
-        import sys, threading
+        import threading
         import numpy as np
         from frameworks import torch
         from fastexchange import fast_args
@@ -426,55 +383,44 @@ def test_on_a_small_stack():
 
 
 X, W = np.ones((2, 3)), np.ones(3)
+BAD_CALLS = {
+    "missing 1 required positional argument: 'w'": lambda: weighted(X),
+    "takes from 2 to 3 positional arguments but 4 were given": lambda: weighted(1, 2, 3, 4),
+    "unexpected keyword argument 'q'": lambda: weighted(X, W, q=1),
+    r"argument 'x' \(position 0\).* is no tensor": lambda: weighted([1, 2], W),
+    r"argument 'w' \(position 1\).* is no tensor": lambda: weighted(X, object()),
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "keywords", "words"),
-    [
-        ((X,), {}, r"missing 1 required positional argument: 'w'"),
-        ((1, 2, 3, 4), {}, r"takes from 2 to 3 positional arguments but 4 were given"),
-        ((X, W), {"q": 1}, r"unexpected keyword argument 'q'"),
-        (([1, 2], W), {}, r"argument 'x' \(position 0\).* is no tensor"),
-        ((X, object()), {}, r"argument 'w' \(position 1\).* is no tensor"),
-    ],
-)
-def test_bad_arguments(arguments, keywords, words):
-    for _ in range(2):
+def test_bad_arguments():
+    for words, call in [*BAD_CALLS.items()] * 2:
         with pytest.raises(TypeError, match=words):
-            weighted(*arguments, **keywords)
+            call()
 
 
-@pytest.mark.parametrize(
-    ("notation", "why"),
-    [
-        ("x[n]", "needs one '->'"),
-        ("-> y[n]", "needs a tensor on the left"),
-        ("x[n] -> y[m]", "'m' is no dimension of an input"),
-        ("x[n] -> x[n]", "are not the last parameters"),
-        ("x[n] ->", "its outputs, none, are not the last"),
-        ("q[n] -> y[n]", "'q' is no parameter of the kernel"),
-        ("x[n] -> y", "output 'y' has no dimensions"),
-        ("x[n], x[n] -> y[n]", "stands in it twice"),
-        ("x[n], y[n] -> y[n]", "stands in it twice"),
-        ("x[n]: int8 -> y[n]", "'x' is an input"),
-        ("x[n] -> y[n]: foo", "'foo' is neither an element type"),
-        ("x[n] -> y[n ** 2]", "'n \\*\\* 2' is no dimension"),
-        ("x[n] -> y[f(n)]", "is no dimension"),
-        ("x[n] -> y[n +]", "is no dimension"),
-        ("x[n+1] -> y[n]", "'n\\+1' is no dimension of an input"),
-        ("x[n] -> y[...]", "'...' stands for dimensions that an input has"),
-        ("x[..., ...] -> y[...]", "has '...' more than once"),
-        ("x[n -> y[n]", "cannot read 'x\\[n'"),
-        ("x[n] -> y[n]: float32x4", "is a vector type; write float32 and a dimension of 4"),
-        ("x[n] -> y[99999999999999]", "is larger than any extent"),
-        ("x[99999999999999] -> y[1]", "is larger than any extent"),
-        ("x[n] -> y[" + "n + " * 400 + "n]", "more than 1000 characters"),
-    ],
-)
-def test_bad_notation(notation, why):
-    with pytest.raises(ValueError, match=why) as caught:
-        fast_args(out=notation)(lambda x, y: untouched(y))
-    assert str(caught.value).startswith("fast_args(): ") and repr(notation) in str(caught.value)
+BAD_NOTATION = [
+    ("x[n]", "needs one '->'"), ("-> y[n]", "needs a tensor on the left"),
+    ("x[n] -> y[m]", "'m' is no dimension of an input"), ("x[n] -> x[n]", "are not the last parameters"),
+    ("x[n] ->", "its outputs, none, are not the last"), ("q[n] -> y[n]", "'q' is no parameter of the kernel"),
+    ("x[n] -> y", "output 'y' has no dimensions"), ("x[n], x[n] -> y[n]", "stands in it twice"),
+    ("x[n], y[n] -> y[n]", "stands in it twice"), ("x[n]: int8 -> y[n]", "'x' is an input"),
+    ("x[n] -> y[n]: foo", "'foo' is neither an element type"), ("x[n] -> y[n ** 2]", "'n \\*\\* 2' is no dimension"),
+    ("x[n] -> y[f(n)]", "is no dimension"), ("x[n] -> y[n +]", "is no dimension"),
+    ("x[n+1] -> y[n]", "'n\\+1' is no dimension of an input"),
+    ("x[n] -> y[...]", "'...' stands for dimensions that an input has"),
+    ("x[..., ...] -> y[...]", "has '...' more than once"), ("x[n -> y[n]", "cannot read 'x\\[n'"),
+    ("x[n] -> y[n]: float32x4", "is a vector type; write float32 and a dimension of 4"),
+    ("x[n] -> y[99999999999999]", "is larger than any extent"),
+    ("x[99999999999999] -> y[1]", "is larger than any extent"),
+    ("x[n] -> y[" + "n + " * 400 + "n]", "more than 1000 characters"),
+]  # fmt: skip
+
+
+def test_bad_notation():
+    for notation, why in BAD_NOTATION:
+        with pytest.raises(ValueError, match=why) as caught:
+            fast_args(out=notation)(lambda x, y: untouched(y))
+        assert str(caught.value).startswith("fast_args(): ") and repr(notation) in str(caught.value)
 
 
 def test_kernels_that_cannot_declare_outputs():
@@ -486,8 +432,6 @@ def test_kernels_that_cannot_declare_outputs():
 
 
 # ---- beside everything else ------------------------------------------------------------------------------------------
-
-
 def test_bound(framework):
     x, w = np.ones((2, 3)), np.ones(3)
     launch = weighted.bind(framework.tensor(x), framework.tensor(w))
@@ -509,45 +453,11 @@ def test_bound(framework):
     assert (one.shape, two.dtype) == ((2,), np.int64)
 
 
-def test_explained_and_pickled():
+def test_explained_pickled_and_beside_what_only_numba_takes():
     weighted(X, W)
     assert "native from the first argument" in weighted.explain(X, W).outcome
-    assert pickle.loads(pickle.dumps(weighted)) is weighted
-    assert weighted.out == "x[n, d], w[d] -> y[n, d]"
-
-
-@pytest.mark.parametrize("ones", [np.ones] + ([torch.ones] if torch is not None else []))
-def test_beside_what_only_numba_takes(ones):
+    assert pickle.loads(pickle.dumps(weighted)) is weighted and weighted.out == "x[n, d], w[d] -> y[n, d]"
     kernel = fast_args(out="x[n] -> y[n]")(lambda x, text, y: y.fill(len(text)))
-    for _ in range(3):
+    for ones in [np.ones, *([torch.ones] if torch is not None else [])] * 3:
         y = kernel(ones(2), ONLY_NUMBA)
         assert type(y) is type(ones(2)) and y.tolist() == [4.0, 4.0]
-
-
-def test_without_compilation():
-    fork_python(
-        """
-        import numpy as np
-        from fastexchange import fast_args
-
-        @fast_args(out="x[n] -> y[n + 1]")
-        def kernel(x, by=1.0, y=None):
-            y[0] = 0
-            y[1:] = x + by
-
-        assert kernel(np.ones(2)).tolist() == [0.0, 2.0, 2.0]
-        out = np.empty(3)
-        assert kernel(np.ones(2), 2.0, out) is out and out.tolist() == [0.0, 3.0, 3.0]
-
-        @fast_args
-        def grow(tensors):
-            tensors.append(tensors[0] * 2)
-            tensors[0] = tensors[1]
-            return tensors
-
-        x = [np.ones(1), np.ones(2)]
-        second = x[1]
-        assert grow(x) is x and len(x) == 3 and x[0] is second
-        """,
-        NUMBA_DISABLE_JIT="1",
-    )

@@ -11,6 +11,8 @@ from forked import fork_python
 from frameworks import needs_torch, torch
 from interoperability import jax, pyarrow
 from numba.core.errors import TypingError
+from numba.core.registry import CPUDispatcher
+from odd_tensors import ODD
 from oracle import numbas, references_kept, type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
@@ -37,46 +39,42 @@ def refused_twice(kernel, *arguments) -> tuple[type, str]:
 
 
 # ---- tensors without memory --------------------------------------------------------------------------------------------
+WITHOUT_MEMORY = {
+    "meta": "on device meta.*device='cpu'", "quantised": r"quantised.*dequantize\(\)", "sparse": r"to_dense\(\)",
+    "csr": r"to_dense\(\)", "zero": r"zeros that has no memory; pass its clone\(\)", "fake": "FakeTensor.*custom_op",
+    "nested": r"nested.*unbind\(\)", "jagged": r"nested.*unbind\(\)", "mkldnn": r"MKLDNN.*to_dense\(\)",
+}  # fmt: skip
+"""What is said of each of PyTorch's tensors whose memory is not there."""
+CONVERSIONS = {"from_dlpack": from_dlpack, "to_dlpack": to_dlpack, "convert": lambda x: convert(x, np.ndarray)}
 
 
-def odd_tensors():
-    """By name: a tensor whose memory is not there, and what is said of it."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+def tensor_without_memory(name: str):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        parts, ones = [torch.ones(2), torch.ones(3)], torch.ones(3)
-        odd = {
-            "meta": (torch.ones(3, device="meta"), "on device meta.*device='cpu'"),
-            "nested": (torch.nested.nested_tensor(parts), r"nested.*unbind\(\)"),
-            "jagged": (torch.nested.nested_tensor(parts, layout=torch.jagged), r"nested.*unbind\(\)"),
-            "quantised": (torch.quantize_per_tensor(ones, 0.1, 0, torch.qint8), r"quantised.*dequantize\(\)"),
-            "sparse": (ones.to_sparse(), r"to_dense\(\)"),
-            "sparse by rows": (torch.ones(3, 3).to_sparse_csr(), r"to_dense\(\)"),
-            "zeros": (torch._efficientzerotensor(3), r"zeros that has no memory; pass its clone\(\)"),
-            "fake": (FakeTensorMode().from_tensor(ones), "FakeTensor.*custom_op"),
-        }
-        if torch.backends.mkldnn.is_available():
-            odd["mkldnn"] = torch.ones(3, 3).to_mkldnn(), r"MKLDNN.*to_dense\(\)"
-    return odd
+        if name in ("nested", "jagged"):
+            layout = torch.jagged if name == "jagged" else torch.strided
+            return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+        if name == "mkldnn":
+            return torch.ones(3, 3).to_mkldnn() if torch.backends.mkldnn.is_available() else pytest.skip("without MKLDNN")
+    return ODD[name]
 
 
-ODD = odd_tensors() if torch is not None else {}
-
-
-@pytest.mark.parametrize(("tensor", "words"), ODD.values(), ids=ODD)
-def test_tensors_without_memory(tensor, words):
-    cold, warm = fast_args(look.py_func), look
+@needs_torch
+@pytest.mark.parametrize("name", WITHOUT_MEMORY)
+def test_tensors_without_memory(name):
+    cold, warm, tensor, words = fast_args(look.py_func), look, tensor_without_memory(name), WITHOUT_MEMORY[name]
     for _ in range(30):  # until it has an entry of its own for such calls
         warm(1, torch.ones(3))
     with references_kept(tensor):
         for kernel in (cold, warm, warm):
             kind, message = type_and_message(kernel, 1, tensor)
             assert kind is BufferError
-            assert re.match(re.escape(X) + ", a torch.*, cannot be passed to the kernel: .*" + words, message)
+            assert re.match(re.escape(X) + ", a torch.*, cannot be passed to the kernel: .*" + words, message), message
+    for way, convert_it in CONVERSIONS.items() if name != "zero" else ():  # of which no more is said than that it has no memory
+        kind, message = type_and_message(convert_it, tensor)
+        assert kind is BufferError and re.match(rf"{way}\(\): a torch.* cannot be exported: .*{words}", message), message
 
 
-CONVERSIONS = {"from_dlpack": from_dlpack, "to_dlpack": to_dlpack, "convert": lambda x: convert(x, np.ndarray)}
 TRANSFORMS = {
     "vmap": lambda f: torch.vmap(f)(torch.ones(3, 4)),
     "grad": lambda f: torch.func.grad(f)(torch.ones(3)),
@@ -97,58 +95,37 @@ def test_tensors_of_transforms(name):
         return t.sum()
 
     TRANSFORMS[name](note)
-    assert {kind for kind, _ in said.values()} == {BufferError}
-    assert all(("outside of vmap" if name == "vmap" else "outside of the transform") in message for _, message in said.values())
+    where = "outside of vmap" if name == "vmap" else "outside of the transform"
+    assert all(kind is BufferError and where in message for kind, message in said.values())
     assert said.pop("look")[1].startswith(f"{X}, a torch.Tensor, cannot be passed")
-    for each, (_, message) in said.items():
-        assert re.match(rf"{each}\(\): a torch.* cannot be exported: ", message), message
+    assert all(re.match(rf"{each}\(\): a torch.* cannot be exported: ", message) for each, (_, message) in said.items())
     assert look(1, torch.ones(3)) == 0
 
 
-@pytest.mark.parametrize("name", CONVERSIONS)
-@pytest.mark.parametrize("odd", [name for name in ODD if name != "zeros"])  # of which no more is said than that it has no memory
-def test_conversions_of_tensors_without_memory(name, odd):
-    tensor, words = ODD[odd]
-    kind, message = type_and_message(CONVERSIONS[name], tensor)
-    assert kind is BufferError and re.match(rf"{name}\(\): a torch.* cannot be exported: .*{words}", message), message
-
-
-@pytest.mark.skipif(pyarrow is None, reason="PyArrow is not installed")
 def test_exceptions_of_frameworks_that_are_nothing_but_words():
-    kind, message = type_and_message(look, 1, pyarrow.array([1.0, None]))
-    own, words = type_and_message(pyarrow.array([1.0, None]).__dlpack__)
-    assert kind is own and message == f"{X} cannot be passed to the kernel: {words}"
-
-
-@pytest.mark.skipif(jax is None, reason="JAX is not installed")
-def test_a_deleted_array_of_jax():
-    array = jax.numpy.ones(3)
-    array.delete()
-    kind, message = type_and_message(look, 1, array)
-    assert kind is RuntimeError and message.startswith(f"{X} cannot be passed to the kernel: ")
+    if pyarrow is not None:
+        array = pyarrow.array([1.0, None])
+        own, words = type_and_message(array.__dlpack__)
+        assert type_and_message(look, 1, array) == (own, f"{X} cannot be passed to the kernel: {words}")
+    if jax is not None:
+        array = jax.numpy.ones(3)
+        array.delete()
+        kind, message = type_and_message(look, 1, array)
+        assert kind is RuntimeError and message.startswith(f"{X} cannot be passed to the kernel: ")
 
 
 # ---- elements --------------------------------------------------------------------------------------------------------
-
-ELEMENTS = {"void16": np.ones(3, "V2")}
-if torch is not None:
-    ELEMENTS["float8_e8m0fnu"] = torch.ones(3).to(torch.float8_e8m0fnu)
+ELEMENTS = {"void16": np.ones(3, "V2")} | ({"float8_e8m0fnu": torch.ones(3).to(torch.float8_e8m0fnu)} if torch else {})
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, 1), lambda x: [x]], ids=["itself", "in a tuple", "in a list"])
-def test_what_is_not_computed_with(name, wrap):
-    value = wrap(ELEMENTS[name])
-    kind, message = refused_twice(fast_args(look.py_func), 1, value)
-    assert kind is BufferError
-    assert message.startswith(X + (", item [0], a " if isinstance(value, (tuple, list)) else ", a "))
-    assert f"Numba cannot compute with its elements, {name}" in message and "fast_args(storage=True)" in message
-    assert ".float()" in message or name == "void16"
-
-
-def test_scalars_that_numba_has_not_name_their_parameter():
-    kind, message = type_and_message(look, 1, np.longdouble(2))
-    assert issubclass(kind, TypeError) and message.startswith(f"{X}: an object of type numpy.longdouble ")
+def test_what_is_not_computed_with(name):
+    for value in (ELEMENTS[name], (ELEMENTS[name], 1), [ELEMENTS[name]]):
+        kind, message = refused_twice(fast_args(look.py_func), 1, value)
+        assert kind is BufferError
+        assert message.startswith(X + (", item [0], a " if isinstance(value, (tuple, list)) else ", a "))
+        assert f"Numba cannot compute with its elements, {name}" in message and "fast_args(storage=True)" in message
+        assert ".float()" in message or name == "void16"
 
 
 @fast_args
@@ -158,15 +135,15 @@ def raises(x, kind):
     raise TypeError("of the kernel")
 
 
-@pytest.mark.parametrize("argument", [np.ones(3), [1, 2], "text"], ids=["array", "list", "str"])
-def test_exceptions_of_the_kernel_itself_arrive(argument):
-    for kind, error in enumerate((TypeError, NotImplementedError)):
-        assert type_and_message(raises, argument, kind) == (error, "of the kernel")
+def test_scalars_that_numba_has_not_name_their_parameter_and_exceptions_of_the_kernel_arrive():
+    kind, message = type_and_message(look, 1, np.longdouble(2))
+    assert issubclass(kind, TypeError) and message.startswith(f"{X}: an object of type numpy.longdouble ")
+    for argument in (np.ones(3), [1, 2], "text"):
+        for kind, error in enumerate((TypeError, NotImplementedError)):
+            assert type_and_message(raises, argument, kind) == (error, "of the kernel")
 
 
 # ---- lists -----------------------------------------------------------------------------------------------------------
-
-
 def test_arguments_that_are_not_declared_name_kernel_types_and_signatures():
     kernel = fast_args("void(float32[:])")(lambda x: None)
     words = r"\(array\(float32, 1d, A\)\)"
@@ -203,27 +180,19 @@ def count(x, items):
 ITEMS_OF = "count(): argument 'items' (position 1)"
 
 
-@pytest.mark.parametrize(
-    ("value", "place"), [([], ""), ([[]], ", item [0]"), (([], 1), ", item [0]"), (set(), ""), ([[[]]], ", item [0][0]")]
-)
-def test_a_list_without_items_names_its_parameter(value, place):
-    assert type_and_message(numbas(count), 1.0, value)[0] is ValueError
-    kind, message = refused_twice(count, 1.0, value)
-    assert kind is ValueError and "; pass " in message
-    assert message.startswith(f"{ITEMS_OF}{place}: Numba cannot tell the type of an empty ")
-
-
-@pytest.mark.parametrize("value", [[1, "a"], [1.0, 2.0, 3], ([1, "a"], 2), [np.ones(2), 1]], ids=repr)
-def test_a_mixed_list_names_its_parameter(value):
-    expected = type_and_message(numbas(count), 1.0, value)[0]
-    kind, message = type_and_message(count, 1.0, value)
-    assert kind is expected is TypeError
-    assert message.startswith(f"{ITEMS_OF}: the items of a list have one type; item 0 is ")
+def test_a_list_without_items_or_of_several_types_names_its_parameter():
+    for value, place in (([], ""), ([[]], ", item [0]"), (([], 1), ", item [0]"), (set(), ""), ([[[]]], ", item [0][0]")):
+        assert type_and_message(numbas(count), 1.0, value)[0] is ValueError
+        kind, message = refused_twice(count, 1.0, value)
+        assert kind is ValueError and "; pass " in message
+        assert message.startswith(f"{ITEMS_OF}{place}: Numba cannot tell the type of an empty ")
+    for value in ([1, "a"], [1.0, 2.0, 3], ([1, "a"], 2), [np.ones(2), 1]):
+        kind, message = type_and_message(count, 1.0, value)
+        assert kind is type_and_message(numbas(count), 1.0, value)[0] is TypeError
+        assert message.startswith(f"{ITEMS_OF}: the items of a list have one type; item 0 is ")
 
 
 # ---- compilation -----------------------------------------------------------------------------------------------------
-
-
 @fast_args
 def wrong(x, y, scale=2.0):
     return x.no_such_attribute(y) * scale
@@ -242,17 +211,10 @@ def test_typing_errors_name_kernel_and_types():
     assert type(plain.value) is type(ours.value)
     assert str(ours.value).partition("\n")[2] == str(plain.value)
     assert (ours.value.msg, ours.value.loc, ours.value.contexts) == (plain.value.msg, plain.value.loc, plain.value.contexts)
-
-
-@needs_torch
-def test_typing_errors_of_calls_with_tensors_and_keywords_behind_an_omitted_one():
-    @fast_args
-    def kernel(x, a=1, b=2):
-        return x.no_such_attribute
-
-    line = type_and_message(kernel, torch.ones(2, 2), b=torch.ones(3))[1].splitlines()[0]
-    assert line.startswith("test_typing_errors_of_calls_with_tensors_and_keywords_behind_an_omitted_one.<locals>.kernel(")
-    assert "(x: array(float32, 2d, C), b: array(float32, 1d, C)): Numba cannot" in line
+    if torch is not None:  # a keyword behind an omitted one
+        line = type_and_message(fast_args(lambda x, a=1, b=2: x.no_such), torch.ones(2, 2), b=torch.ones(3))[1].splitlines()[0]
+        assert line.startswith("test_typing_errors_name_kernel_and_types.<locals>.<lambda>(")
+        assert "(x: array(float32, 2d, C), b: array(float32, 1d, C)): Numba cannot" in line
 
 
 def test_a_masked_array_names_its_parameter():
@@ -262,8 +224,6 @@ def test_a_masked_array_names_its_parameter():
 
 
 # ---- decoration ------------------------------------------------------------------------------------------------------
-
-
 class Model:
     @fast_args
     def method(self, x):
@@ -292,62 +252,48 @@ class Derived(Model):
     pass
 
 
-METHODS = {
-    "method": lambda: Model().method(np.ones(3)),
-    "inherited": lambda: Derived().method(np.ones(3)),
-    "property": lambda: Model().kernel,
-    "cached property": lambda: Model().cached,
-    "class method": lambda: Model.of_class(1),
-    **{f"{kind.__name__} below": lambda kind=kind: fast_args(kind(lambda x: x))
-       for kind in (staticmethod, classmethod, property, functools.cached_property)},
-}  # fmt: skip
+BELOW = [staticmethod, classmethod, property, functools.cached_property]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_to_be_a_static_one(name):
-    kind, message = type_and_message(METHODS[name])
-    assert kind is TypeError and "put @staticmethod above @fast_args" in message, message
-    assert name not in ("method", "inherited") or message.startswith("Model.method(): argument 'self' (position 0): ")
-
-
-def test_a_static_method_is_none():
+def test_a_method_is_to_be_a_static_one():
+    for cls in (Model, Derived):
+        assert type_and_message(cls().method, np.ones(3))[1].startswith("Model.method(): argument 'self' (position 0): ")
+    others = [lambda: Derived().method(1), lambda: Model().kernel, lambda: Model().cached, lambda: Model.of_class(1)]
+    others += [lambda kind=kind: fast_args(kind(lambda x: x)) for kind in BELOW]
+    for error, message in map(type_and_message, others):
+        assert error is TypeError and "put @staticmethod above @fast_args" in message, message
     assert Model().static(np.ones(3)) == Derived.static(np.ones(3)) == 3
     assert "staticmethod" not in type_and_message(Model.static, object())[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"fastmth": True}, r"option, 'fastmth'; did you mean 'fastmath'\? .*fastmath"),
-        ({"outs": "x[n] -> y[n]"}, r"option, 'outs'; did you mean 'out'\? "),
-        ({"gradd": 1}, r"option, 'gradd'; did you mean 'grad'\? "),
-        ({"FASTMATH": True}, r"option, 'FASTMATH'; did you mean 'fastmath'\? Its options"),
-        ({"zzzzzz": 1}, r"option, 'zzzzzz'\. Its options and those of numba.njit: "),
-        (
-            {"fastmth": True, "nogil": True, "zzzzzz": 1, "Paralel": True},
-            r"options, 'fastmth', 'zzzzzz', 'Paralel'; did you mean 'fastmath' for 'fastmth', 'parallel' for 'Paralel'\?",
-        ),
-    ],
-)
-@pytest.mark.parametrize("decorate", [lambda o: fast_args(**o), lambda o: fast_args(lambda x: x, **o)], ids=["first", "at once"])
-def test_unknown_options_are_refused_at_decoration(options, words, decorate):
-    with pytest.raises(TypeError, match=rf"^fast_args\(\) got (an )?unknown {words}"):
-        decorate(options)
+UNKNOWN = [
+    ({"fastmth": True}, r"option, 'fastmth'; did you mean 'fastmath'\? .*fastmath"),
+    ({"outs": "x[n] -> y[n]"}, r"option, 'outs'; did you mean 'out'\? "),
+    ({"gradd": 1}, r"option, 'gradd'; did you mean 'grad'\? "),
+    ({"FASTMATH": True}, r"option, 'FASTMATH'; did you mean 'fastmath'\? Its options"),
+    ({"zzzzzz": 1}, r"option, 'zzzzzz'\. Its options and those of numba.njit: "),
+    (
+        {"fastmth": True, "nogil": True, "zzzzzz": 1, "Paralel": True},
+        r"options, 'fastmth', 'zzzzzz', 'Paralel'; did you mean 'fastmath' for 'fastmth', 'parallel' for 'Paralel'\?",
+    ),
+]
 
 
-def test_all_options_of_numba_are_known():
-    """Whatever Numba's own registry maps is taken, and Numba refuses what it does not map."""
-    assert numba_options() >= {"nogil", "parallel", "fastmath", "cache", "boundscheck", "error_model", "inline", "locals"}
+@pytest.mark.parametrize(("options", "words"), UNKNOWN)
+def test_unknown_options_are_refused_at_decoration(options, words):
+    for function in ((), (lambda x: x,)):
+        with pytest.raises(TypeError, match=rf"^fast_args\(\) got (an )?unknown {words}"):
+            fast_args(*function, **options)
+
+
+def test_all_options_of_numba_are_known(monkeypatch):
+    """Whatever Numba's own registry maps is taken, and Numba refuses what it does not map; without it nothing is refused."""
     names = ("looplift", "no_rewrites", "forceinline", "debug")
-    assert numba_options() >= set(names)
+    known = {"nogil", "parallel", "fastmath", "cache", "boundscheck", "error_model", "inline", "locals", *names}
+    assert numba_options() >= known
     assert fast_args(**dict.fromkeys(names, False), nogil=True, error_model="numpy", boundscheck=None)(lambda x: x + 1)(1) == 2
     with pytest.raises(KeyError):
         numba.njit(fastmth=True)(lambda x: x)(1)
-
-
-def test_where_numbas_options_cannot_be_had_nothing_is_refused(monkeypatch):
-    from numba.core.registry import CPUDispatcher
-
     numba_options.cache_clear()
     monkeypatch.setattr(type(CPUDispatcher.targetdescr), "options", object)
     try:
@@ -357,12 +303,10 @@ def test_where_numbas_options_cannot_be_had_nothing_is_refused(monkeypatch):
         numba_options.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "use", [lambda k: k[4, 256], lambda k: k.forall(100), lambda k: k.configure(4, 256)], ids=["[]", "forall", "configure"]
-)
-def test_launches_of_a_kernel_for_the_cpu(use):
-    with pytest.raises(TypeError, match=r"look\(\) is a kernel for the CPU, .*: call it as look\(\.\.\.\); fast_args\(cuda="):
-        use(look)
+def test_launches_of_a_kernel_for_the_cpu():
+    for use in (lambda k: k[4, 256], lambda k: k.forall(100), lambda k: k.configure(4, 256)):
+        with pytest.raises(TypeError, match=r"look\(\) is a kernel for the CPU, .*: call it as look\(\.\.\.\); fast_args\(cuda="):
+            use(look)
 
 
 WITHOUT_COMPILING = """
@@ -399,31 +343,24 @@ WITHOUT_COMPILING = """
 """
 
 
-def test_without_compiling_the_words_are_the_same():
+def test_without_compiling_the_words_are_the_same_and_functions_and_objects_are_passed():
     compiled, interpreted = fork_python(WITHOUT_COMPILING), fork_python(WITHOUT_COMPILING, NUMBA_DISABLE_JIT="1")
     assert interpreted.stdout == compiled.stdout and len(compiled.stdout) > 1000
-
-
-def test_without_compiling_functions_and_objects_are_passed():
     fork_python(
         """
-        import numba, numpy as np
+        import numba
         from fastexchange import fast_args
-        one = numba.njit(lambda: 1)
-        class Jitted:
-            value = 2
-        assert fast_args(lambda function, ob, *, x: (function() + ob.value, x))(one, Jitted(), x="text") == (3, "text")
+        one, jitted = numba.njit(lambda: 1), type("Jitted", (), {"value": 2})()
+        assert fast_args(lambda function, ob, *, x: (function() + ob.value, x))(one, jitted, x="text") == (3, "text")
         """,
         NUMBA_DISABLE_JIT="1",
     )
 
 
-@pytest.mark.parametrize("parameters", ["**options", "*rest, key"])
-def test_parameters_that_numba_has_not_are_named_with_advice(parameters):
-    namespace = {}
-    exec(f"def function(x, {parameters}): pass", namespace)
-    with pytest.raises(TypeError, match=r"function\(\): Numba compiles no functions with .*; (name its|put them)"):
-        fast_args(namespace["function"])
+def test_parameters_that_numba_has_not_are_named_with_advice():
+    for function in (lambda x, **options: None, lambda x, *rest, key: None):
+        with pytest.raises(TypeError, match=r"<lambda>\(\): Numba compiles no functions with .*; (name its|put them)"):
+            fast_args(function)
 
 
 def test_the_kind_of_an_outcome_is_said_beside_its_words():

@@ -34,35 +34,21 @@ def readonly(array):
 
 
 WRITES = [
-    ("x.flat[0] = 9.0", VECTOR),
-    ("it = x.T.flat\nit[2] = 9.0", MATRIX),
-    ("x[0].a = 9.0", RECORDS),
-    ("x[0]['b'] = 9.0", RECORDS),
-    ("x[0].a += 9.0", RECORDS),
-    ("x[0].v[1] = 9.0", RECORDS),
-    ("x[0].v += 9.0", RECORDS),
-    ("v = x[0]['v'][1:]\nv.fill(9.0)", RECORDS),
-    ("np.asarray(x)[1:][0].a = 9.0", RECORDS),
-    ("x.flat[0].a = 9.0", RECORDS),
-    ("for e in x:\n  e.a = 9.0", RECORDS),
-    ("for i, e in enumerate(x):\n  e.a = 9.0", RECORDS),
-    ("for i, e in np.ndenumerate(x):\n  e.a = 9.0", RECORDS),
+    ("x.flat[0] = 9.0", VECTOR), ("it = x.T.flat\nit[2] = 9.0", MATRIX), ("x[0].a = 9.0", RECORDS),
+    ("x[0]['b'] = 9.0", RECORDS), ("x[0].a += 9.0", RECORDS), ("x[0].v[1] = 9.0", RECORDS), ("x[0].v += 9.0", RECORDS),
+    ("v = x[0]['v'][1:]\nv.fill(9.0)", RECORDS), ("np.asarray(x)[1:][0].a = 9.0", RECORDS),
+    ("x.flat[0].a = 9.0", RECORDS), ("for e in x:\n  e.a = 9.0", RECORDS),
+    ("for i, e in enumerate(x):\n  e.a = 9.0", RECORDS), ("for i, e in np.ndenumerate(x):\n  e.a = 9.0", RECORDS),
     ("for e, other in zip(x, x.copy()):\n  e.a = 9.0", RECORDS),
-    ("e = x.copy()[0]\nfor e in x[1:]:\n  pass\ne.a = 9.0", RECORDS),
-    ("t = (x[0], 1)\nt[0].a = 9.0", RECORDS),
+    ("e = x.copy()[0]\nfor e in x[1:]:\n  pass\ne.a = 9.0", RECORDS), ("t = (x[0], 1)\nt[0].a = 9.0", RECORDS),
     ("for e in np.nditer(x):\n  e[()] = 9.0", VECTOR),
-    ("for e, other in np.nditer((x, x.copy())):\n  e[()] = 9.0", VECTOR),
-    ("np.ascontiguousarray(x)[0] = 9.0", VECTOR),
-    ("np.fill_diagonal(x, 9.0)", MATRIX),
-    ("np.dot(np.ones((1, 2)), np.ones((2, 6)), x.reshape(1, 6))", VECTOR),
-    ("np.add(x[0].v, 1.0, x[0].v)", RECORDS),
-    ("np.asarray(x[0].v)[0] = 9.0", RECORDS),
-    ("np.expand_dims(np.flip(x[0].v), 0)[0] = 9.0", RECORDS),
-    ("np.ravel(x[0]['v'])[0] = 9.0", RECORDS),
-    ("for e in np.nditer(x):\n  np.asarray(e)[()] = 9.0", VECTOR),
-    ("Pair(1, x[0]).second.a = 9.0", RECORDS),
+    ("for e, other in np.nditer((x, x.copy())):\n  e[()] = 9.0", VECTOR), ("np.ascontiguousarray(x)[0] = 9.0", VECTOR),
+    ("np.fill_diagonal(x, 9.0)", MATRIX), ("np.dot(np.ones((1, 2)), np.ones((2, 6)), x.reshape(1, 6))", VECTOR),
+    ("np.add(x[0].v, 1.0, x[0].v)", RECORDS), ("np.asarray(x[0].v)[0] = 9.0", RECORDS),
+    ("np.expand_dims(np.flip(x[0].v), 0)[0] = 9.0", RECORDS), ("np.ravel(x[0]['v'])[0] = 9.0", RECORDS),
+    ("for e in np.nditer(x):\n  np.asarray(e)[()] = 9.0", VECTOR), ("Pair(1, x[0]).second.a = 9.0", RECORDS),
     ("e = None\nif x.size:\n  e = x[0]\nif e is not None:\n  e.a = 9.0", RECORDS),
-]
+]  # fmt: skip
 """Which plain ``numba.njit`` compiles, and which write to readonly memory."""
 
 
@@ -74,25 +60,23 @@ def test_no_way_leads_to_readonly_memory(body, array):
     assert given.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("body", "array"),
-    [
-        ("for e, o in zip(x, y):\n  o.a = e.a + 1", RECORDS),
-        ("for e, o in np.nditer((x, y)):\n  o[()] = e.item() + 1", VECTOR),
-        ("t = (x[0], y[0])\nt[1].a = t[0].a + 1", RECORDS),
-        ("y[0] = x[0]\ne = y[0]\ne.a += 1", RECORDS),
-        ("y[:] = x\nfor e in y:\n  e.v[1] = x[0].v[2]", RECORDS),
-        ("z = np.ascontiguousarray(x.T)\nz[0, 0] = 9.0\ny[0, 0] = z[0, 0] + x.flat[2]", MATRIX),
-        ("y.flat[0] = x.flat[1]", VECTOR),
-        ("for i, e in enumerate(x):\n  y[i].a = e.v.sum()", RECORDS),
-        ("z = x[0].v.copy()\nz[0] = 5\ny[0].v[:] = z", RECORDS),
-        ("z = np.asarray(x[0].v, np.float32)\nz[0] = 5\ny[0].v[:] = z", RECORDS),
-        ("z = np.ravel(x.T)\nz[0] = 5\ny[0, :] = z[:3]", MATRIX),
-        ("p = Pair(x[0], y[0])\np.second.a = p.first.a + 1", RECORDS),
-        ("np.add(x, 1.0, y)\nnp.dot(np.ones((2, 2)), x, y)", MATRIX),
-        ("e = y[0]\nfor i in range(2):\n  np.multiply(x[i].v, 2.0, e.v)", RECORDS),
-    ],
-)
+READS = [
+    ("for e, o in zip(x, y):\n  o.a = e.a + 1", RECORDS),
+    ("for e, o in np.nditer((x, y)):\n  o[()] = e.item() + 1", VECTOR),
+    ("t = (x[0], y[0])\nt[1].a = t[0].a + 1", RECORDS), ("y[0] = x[0]\ne = y[0]\ne.a += 1", RECORDS),
+    ("y[:] = x\nfor e in y:\n  e.v[1] = x[0].v[2]", RECORDS),
+    ("z = np.ascontiguousarray(x.T)\nz[0, 0] = 9.0\ny[0, 0] = z[0, 0] + x.flat[2]", MATRIX),
+    ("y.flat[0] = x.flat[1]", VECTOR), ("for i, e in enumerate(x):\n  y[i].a = e.v.sum()", RECORDS),
+    ("z = x[0].v.copy()\nz[0] = 5\ny[0].v[:] = z", RECORDS),
+    ("z = np.asarray(x[0].v, np.float32)\nz[0] = 5\ny[0].v[:] = z", RECORDS),
+    ("z = np.ravel(x.T)\nz[0] = 5\ny[0, :] = z[:3]", MATRIX),
+    ("p = Pair(x[0], y[0])\np.second.a = p.first.a + 1", RECORDS),
+    ("np.add(x, 1.0, y)\nnp.dot(np.ones((2, 2)), x, y)", MATRIX),
+    ("e = y[0]\nfor i in range(2):\n  np.multiply(x[i].v, 2.0, e.v)", RECORDS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "array"), READS, ids=[body for body, _ in READS])
 def test_what_only_reads_readonly_memory_compiles(body, array):
     x, y = readonly(array), array.copy()
     fast_args(function(body, "x, y", Pair=Pair))(x, y)
@@ -142,22 +126,17 @@ def test_a_field_does_not_make_readonly_memory_writable(body):
     assert kernel(VECTOR.copy()) == 1.0
 
 
-@pytest.mark.parametrize("cls", [Summed, Copied])
-def test_a_jitclass_may_read_and_copy_readonly_memory(cls):
-    assert fast_args(function("return S(x).total", S=cls))(readonly(VECTOR)) == 21.0
+def test_a_jitclass_may_read_and_copy_readonly_memory():
+    for cls in (Summed, Copied):
+        assert fast_args(function("return S(x).total", S=cls))(readonly(VECTOR)) == 21.0
 
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------
-
 NOT_WRITTEN = [
-    "y = x * 2",
-    "y = y + x",
-    "for i in range(y.shape[0]):\n  y = x + i",
-    "z = np.zeros_like(y)\nz[:] = x\ny = z",
-    "t = 0.0\nfor i in range(len(y)):\n  t += x[i] * y[i]",
-    "s = y.sum() + y.size\nx[0] = s",
+    "y = x * 2", "y = y + x", "for i in range(y.shape[0]):\n  y = x + i", "z = np.zeros_like(y)\nz[:] = x\ny = z",
+    "t = 0.0\nfor i in range(len(y)):\n  t += x[i] * y[i]", "s = y.sum() + y.size\nx[0] = s",
     "if x[0] > 0:\n  raise ValueError('positive')",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("body", NOT_WRITTEN)
@@ -174,29 +153,14 @@ def fill(y, x):
 
 
 WRITTEN = [
-    "y[:] = x",
-    "y[...] = x",
-    "y.fill(x[0])",
-    "y += x",
-    "y *= 2.0",
-    "z = y\nz[0] = x[0]",
-    "z = y[1:]\nz[:] = x[1:]",
-    "z = y.reshape(3, 1)\nz[0, 0] = x[0]",
-    "fill(y, x)",
-    "np.multiply(x, 2.0, y)",
-    "np.dot(x.reshape(1, 3), np.ones((3, 3)), y.reshape(1, 3))",
-    "for e in np.nditer(y):\n  e[()] = x[0]",
-    "y.flat[0] = x[0]",
-    "t = (y, x)\nt[0][0] = 1.0",
-    "z = y if x[0] > 0 else x\nz[0] = 3.0",
-    "for a in (y, x):\n  a[0] = 3.0",
-    "def inner(i):\n  y[i] = x[i]\ninner(0)",
-    "for i in numba.prange(3):\n  y[i] = x[i]",
-    "with numba.objmode():\n  y[:] = x",
-    "l = [y]\nl[0][0] = 1.0",
-    "for _ in range(2):\n  y[0] = x[0]\n  y = x + 1",
-    "z = None\nif x[0] > 0:\n  z = y\nif z is not None:\n  z[:] = x",
-]
+    "y[:] = x", "y[...] = x", "y.fill(x[0])", "y += x", "y *= 2.0", "z = y\nz[0] = x[0]", "z = y[1:]\nz[:] = x[1:]",
+    "z = y.reshape(3, 1)\nz[0, 0] = x[0]", "fill(y, x)", "np.multiply(x, 2.0, y)",
+    "np.dot(x.reshape(1, 3), np.ones((3, 3)), y.reshape(1, 3))", "for e in np.nditer(y):\n  e[()] = x[0]",
+    "y.flat[0] = x[0]", "t = (y, x)\nt[0][0] = 1.0", "z = y if x[0] > 0 else x\nz[0] = 3.0",
+    "for a in (y, x):\n  a[0] = 3.0", "def inner(i):\n  y[i] = x[i]\ninner(0)",
+    "for i in numba.prange(3):\n  y[i] = x[i]", "with numba.objmode():\n  y[:] = x", "l = [y]\nl[0][0] = 1.0",
+    "for _ in range(2):\n  y[0] = x[0]\n  y = x + 1", "z = None\nif x[0] > 0:\n  z = y\nif z is not None:\n  z[:] = x",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("body", WRITTEN)

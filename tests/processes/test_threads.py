@@ -10,6 +10,7 @@ import gc
 import mmap
 import sys
 import threading
+import time
 import traceback
 
 import numba
@@ -17,7 +18,6 @@ import numpy as np
 import pytest
 from forked import Ended, fork_python, needs_fork, run_forked
 from frameworks import needs_torch, torch
-from interpreter import run_python
 from line_events import at_each_line
 from made_producers import Dunder, Ledger, Legacy, Tabled, tabled_type
 from numba import types
@@ -101,8 +101,6 @@ def switching():
 
 
 # ---- many threads, one kernel ----------------------------------------------------------------------------------------
-
-
 def calls_of(v: float, ledger: Ledger) -> tuple[list[tuple], list]:
     """Calls of different signatures, ``(args, kwargs, result)``, and their tensors. `v` tells threads apart."""
     array = np.full(3, v)
@@ -130,22 +128,22 @@ def hammer(v: float, rounds: int) -> None:
     calls, tensors = calls_of(v, ledger)
     calls = calls[int(v) :] + calls[: int(v)]
     kept_from, below = Dunder(np.array([5.0, v, v]), ledger), np.full(3, -v)
+    tensors += [kept_from, below]
     before: list[int] = []
     for _ in range(rounds):
         for args, kwargs, want in calls:
             for kernel in (weigh, weigh_unlocked):
                 got = kernel(*args, **kwargs)
                 assert got == want, f"{kernel.__name__}(*{args}, **{kwargs}) gives {got}, not {want}"
-        kept = part(kept_from)
-        assert kept.tolist() == [v, v]
+        assert part(kept_from).tolist() == [v, v]
         check_raises(BufferError, "'x' (position 0)", weigh, Dunder(tensors[0], ledger, lanes=2))
         check_raises(ValueError, str(-v), negative, below)
-        del kept, args, kwargs
-        for tensor in (*tensors, kept_from):
+        del args, kwargs
+        for tensor in tensors:
             if isinstance(tensor, Dunder):
-                tensor.capsules.clear()
-                tensor.asked.clear()
-        counts = [*map(sys.getrefcount, tensors), sys.getrefcount(kept_from), sys.getrefcount(below)]
+                tensor.capsules.clear(), tensor.asked.clear()
+        del tensor
+        counts = [*map(sys.getrefcount, tensors)]
         before = before or counts  # of the first round: later ones learn nothing
     gc.collect()
     assert counts == before
@@ -172,8 +170,7 @@ def make_kernels() -> None:
 def make_types() -> None:
     ledger, array = Ledger(), np.full(2, 7.0)
     for base in (Dunder, Tabled, Exported):
-        for _ in range(10):
-            assert weigh(type("Brief", (base,), {})(array, ledger)) == 14.0
+        assert [weigh(type("Brief", (base,), {})(array, ledger)) for _ in range(10)] == [14.0] * 10
     assert weigh(array.view(type("Brief", (np.ndarray,), {}))) == 14.0
     assert weigh(collections.namedtuple("Brief", "x")(3.0)) == 3.0
     ledger.check(ledger.made)
@@ -211,16 +208,13 @@ def storm(rounds: int) -> None:
     """8 threads call two kernels with a dozen signatures each; others change all that calls rely on."""
     gc.freeze()
     before, numbers = len(runtime().entries), iter(range(150, 250))
-
-    def hammers(rounds: int) -> list:
-        return [functools.partial(hammer, float(i + 1), rounds) for i in range(8)]
-
-    at_once(*hammers(1))  # everything is compiled in the first round; it would take minutes if threads took turns all the time
+    hammers = [functools.partial(hammer, float(i + 1)) for i in range(8)]
+    at_once(*(functools.partial(each, 1) for each in hammers))  # compiles: minutes, if threads took turns all the time
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(1e-6)
     changing = make_kernels, make_types, lend_and_take_back, transfer, gc.collect, functools.partial(register, numbers)
-    at_once(*hammers(rounds), repeated=changing)
+    at_once(*(functools.partial(each, rounds) for each in hammers), repeated=changing)
     gc.collect()
     kept = len(runtime().entries) - before
     assert kept < 80, f"{kept} types are still known"
@@ -230,10 +224,9 @@ def storm(rounds: int) -> None:
 
 @pytest.mark.slow
 def test_threads_on_one_kernel_while_others_change_everything():
-    fork_python("from test_threads import storm; storm(3)")
+    fork_python("from test_threads import storm; storm(2)")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("switching")
 @pytest.mark.parametrize("base", [Dunder, Tabled, np.ndarray], ids=lambda base: base.__name__)
 def test_first_calls_at_once(base):
@@ -241,22 +234,21 @@ def test_first_calls_at_once(base):
     array = np.arange(4.0)
     for options in ({}, {"nogil": True}):
         kernel = fast_args(lambda x: x.sum(), **options)
-        for number in range(15):
-            cls, ledger = type("Met", (base,), {}), Ledger()
+        for number in range(6):
+            cls, ledger, results = type("Met", (base,), {}), Ledger(), []
             tensors = [array.view(cls) if base is np.ndarray else cls(array, ledger) for _ in range(6)]
-            results: list[float] = []
 
-            def call(kernel, tensor, to):
-                to += [kernel(tensor), kernel(tensor)]
+            def call(tensor, kernel=kernel, results=results):
+                results += [kernel(tensor), kernel(tensor)]
 
-            at_once(*(functools.partial(call, kernel, tensor, results) for tensor in tensors))
+            at_once(*(functools.partial(call, tensor) for tensor in tensors))
             assert results == [6.0] * 12 and kernel.counts().compiled == 1, number
             ledger.check(ledger.made)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", [Dunder, Tabled], ids=lambda base: base.__name__)
-def test_another_thread_calls_at_each_line_of_a_first_call(base):
+@pytest.mark.parametrize(("base", "step"), [(Dunder, 1), (Tabled, 2)], ids=["Dunder", "Tabled"])
+def test_another_thread_calls_at_each_line_of_a_first_call(base, step):
     """What one thread is about to learn, another needs: it waits for a lock, or it learns that itself."""
     array, dispatcher = np.arange(4.0), numba.njit(lambda x: x.sum())
     fast_args(dispatcher)(base(array))
@@ -264,19 +256,21 @@ def test_another_thread_calls_at_each_line_of_a_first_call(base):
     def scene():
         gc.collect(0)
         kernel, tensor = new_kernel(dispatcher), type("Met", (base,), {})(array)
-        results: list[float] = []
 
         def work():
             assert kernel(tensor) == 6.0
 
-        def other():
-            results.extend(kernel(tensor) for _ in range(2))
+        return work, kernel, tensor, []
 
-        return work, other, tensor, results
+    def quietly(kernel, tensor, results):
+        try:
+            results += [kernel(tensor), kernel(tensor)]
+        except BaseException as error:
+            results.append(repr(error))
 
     wrong = []
-    for line, work_with, (_, other, tensor, results) in at_each_line(scene):
-        thread = threading.Thread(target=quietly, args=(other, results))
+    for line, work_with, (_, *scenery, results) in at_each_line(scene, step):
+        thread = threading.Thread(target=quietly, args=(*scenery, results))
 
         def act(thread=thread):
             thread.start()
@@ -291,15 +285,8 @@ def test_another_thread_calls_at_each_line_of_a_first_call(base):
             if results != [6.0, 6.0]:
                 wrong.append(f"{line}: {results}")
         if not wrong:
-            tensor.ledger.check(tensor.ledger.made)
+            scenery[1].ledger.check(scenery[1].ledger.made)
     assert not wrong, "\n".join(wrong)
-
-
-def quietly(work, results) -> None:
-    try:
-        work()
-    except BaseException as error:
-        results.append(repr(error))
 
 
 RATE = 1
@@ -367,11 +354,8 @@ def test_recompiling_while_a_tensor_is_released(rated):
                 rated.recompile()
 
     class Owned:
-        def __dlpack_device__(self):
-            return 1, 0
-
-        def __dlpack__(self, **kwargs):
-            return np.ones(3).view(Owner).__dlpack__(**kwargs)
+        __dlpack_device__ = staticmethod(lambda: (1, 0))
+        __dlpack__ = staticmethod(lambda **options: np.ones(3).view(Owner).__dlpack__(**options))
 
     for _ in range(60):
         assert rated(Owned()) == rated(np.ones(3)) == 1
@@ -412,7 +396,6 @@ def test_grad_mode_is_a_threads_own():
 
 
 # ---- kernels without the GIL -----------------------------------------------------------------------------------------
-
 usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 TURNS = 20_000  # of a millisecond, after which a kernel waits no longer
 
@@ -442,7 +425,7 @@ def meanwhile(box: list, action, word: str = "") -> None:
     thread = threading.Thread(target=work)
     thread.start()
     while flags[0] == 0 and thread.is_alive():
-        usleep_here()
+        time.sleep(0.001)
     try:
         if word:
             check_raises(Exception, word, action, box)
@@ -450,17 +433,11 @@ def meanwhile(box: list, action, word: str = "") -> None:
             action(box)
         gc.collect()
         for _ in range(3):
-            np.full(SIZE, 3.0), bytearray(SIZE)
-            if torch is not None:
-                torch.full((SIZE,), 3.0)
+            np.full(SIZE, 3.0), bytearray(SIZE), torch is not None and torch.full((SIZE,), 3.0)
     finally:
         flags[1] = 1
         thread.join(SECONDS)
     assert results == [(2.0, 2.0, True)], results
-
-
-def usleep_here() -> None:
-    threading.Event().wait(0.001)
 
 
 SIZE = 1 << 18
@@ -473,17 +450,15 @@ def memory(kind: str):
     """Something of `SIZE` ones."""
     if kind == "torch":
         return torch.ones(SIZE)
-    if kind in ("numpy", "Dunder", "Legacy", "Tabled", "Exported"):
-        array = np.ones(SIZE)
-        return {"numpy": lambda array: array, **{c.__name__: c for c in (Dunder, Legacy, Tabled, Exported)}}[kind](array)
     if kind == "array":
         return arrays.array("d", [1.0]) * SIZE
+    if kind in ("bytearray", "memoryview"):
+        return {"bytearray": bytearray, "memoryview": memoryview}[kind](bytearray(b"\1") * SIZE)
     if kind == "mmap":
         made = mmap.mmap(-1, SIZE)
         made[:] = b"\1" * SIZE
         return made
-    made = bytearray(b"\1") * SIZE
-    return memoryview(made) if kind == "memoryview" else made
+    return {"numpy": np.asarray, **{c.__name__: c for c in (Dunder, Legacy, Tabled, Exported)}}[kind](np.ones(SIZE))
 
 
 def drop(box):
@@ -544,20 +519,10 @@ def test_memory_that_a_kernel_without_the_gil_reads(name, met):
     met[name].check()
 
 
-@pytest.mark.slow
 def test_a_jax_array_deleted_while_a_kernel_reads_it():
-    pytest.importorskip("jax")
-    run_python(
-        """
-        import jax.numpy as jnp
-        from test_threads import SIZE, meanwhile
-
-        array = jnp.ones(SIZE)
-        meanwhile([array], lambda box: box[0].delete())
-        assert array.is_deleted()
-        """,
-        **MAPPED,
-    )
+    array = pytest.importorskip("jax").numpy.ones(SIZE)
+    meanwhile([array], lambda box: box[0].delete())
+    assert array.is_deleted()
 
 
 def test_many_kernels_without_the_gil_at_once():
@@ -572,17 +537,14 @@ def test_many_kernels_without_the_gil_at_once():
             turns += 1
         return x[0] + y[0], x[1:], arrived.sum()
 
-    ledger = Ledger()
+    ledger, arrived, results = Ledger(), np.zeros(24, np.int64), {}
     gather(np.ones(1, np.int64), Dunder(np.zeros(2), ledger), np.ones(2))
-    arrived = np.zeros(24, np.int64)
-    results = {}
 
     def work(i):
         results[i] = gather(arrived, Dunder(np.full(2, float(i)), ledger), np.ones(2))
 
     at_once(*(functools.partial(work, i) for i in range(24)))
-    for i in range(24):
-        total, kept, together = results[i]
+    for i, (total, kept, together) in results.items():
         assert (total, kept.tolist(), together) == (i + 1.0, [float(i)], 24)
     del kept
     assert ledger.out == 24
@@ -596,26 +558,24 @@ def keep(container, x):
     container.append(x)
 
 
-@pytest.mark.parametrize("kind", [Dunder, Legacy, Tabled, Exported], ids=lambda kind: kind.__name__)
+@fast_args(nogil=True)
+def drop_all(container):
+    s = 0.0
+    while len(container):
+        s += container.pop()[0]
+    return s
+
+
+@pytest.mark.parametrize("kind", [Dunder, Tabled, Exported], ids=lambda kind: kind.__name__)
 def test_deleters_called_where_the_gil_is_not_held(kind):
     """A kernel without the GIL drops the last holder of an export: the deleter, which may be Python, gets the GIL."""
-
-    @fast_args(nogil=True)
-    def drop_all(container):
-        s = 0.0
-        while len(container):
-            s += container.pop()[0]
-        return s
-
-    ledgers = [Ledger() for _ in range(4)]
-    lists = []
+    ledgers, lists, sums = [Ledger() for _ in range(4)], [], []
     for ledger in ledgers:
         container = numba.typed.List.empty_list(numba.float64[::1])
         for i in range(30):
-            keep(container, kind(np.full(3, float(i)), ledger) if kind is not Legacy else Tabled(np.full(3, float(i)), ledger))
+            keep(container, kind(np.full(3, float(i)), ledger))
         assert ledger.out == 30
         lists.append(container)
-    sums: list[float] = []
     at_once(*(lambda container=container: sums.append(drop_all(container)) for container in lists))
     assert sums == [435.0] * 4
     for ledger in ledgers:
