@@ -16,11 +16,10 @@ from .version import __version__  # noqa: F401
 
 if TYPE_CHECKING:
     from .api import accelerate, decelerate, fast_args
-    from .calls.bound_launch import BoundLaunch
+    from .calls.bound_launch import BoundCudaLaunch, BoundLaunch
     from .calls.explain import explain
     from .calls.kernel import FastKernel, KernelCounts
     from .calls.torch_op import TorchOp
-    from .cuda.bound_launch import BoundCudaLaunch
     from .cuda.driver import CudaError
     from .cuda.kernel import CudaKernel
     from .cuda.launcher import CudaLauncher
@@ -41,11 +40,10 @@ __all__ = [
 
 _ROOMS = {
     "api": ("accelerate", "decelerate", "fast_args"),
-    "calls.bound_launch": ("BoundLaunch",),
+    "calls.bound_launch": ("BoundCudaLaunch", "BoundLaunch"),
     "calls.explain": ("explain",),
     "calls.kernel": ("FastKernel", "KernelCounts"),
     "calls.torch_op": ("TorchOp",),
-    "cuda.bound_launch": ("BoundCudaLaunch",),
     "cuda.driver": ("CudaError",),
     "cuda.kernel": ("CudaKernel",),
     "cuda.launcher": ("CudaLauncher",),

@@ -96,8 +96,6 @@ class Rows:
             group.add(key + "again", "the same once more: noise", code, {"f": launcher, **values}, reference)
         on_stream = kernel[_GRID, _BLOCK, self.cuda.stream()]
         group.add(key + "stream", "fastexchange, an explicit stream", code, {"f": on_stream, **values}, reference)
-        bound = launcher.bind(*values.values())
-        group.add(key + "bound", "fastexchange, bound", "f()", {"f": bound}, reference)
         if case == "3":
             for who, label, make in (
                 ("fallback/device", f"{self.package}'s device arrays", self._device_array),
@@ -157,7 +155,6 @@ class Rows:
             if array_count:
                 given = {"f": launcher, **arrays}
                 group.add(key + "fallback", "fastexchange, the package's device arrays", code, given, reference)
-            group.add(key + "bound", "fastexchange, bound", "f()", {"f": launcher.bind(*values.values())}, reference)
             self._limits(group, key, plain, "tensors" if array_count else "scalars", values, 1, 1)
             given = {"f": plain[1, 1], **arrays}
             label = "its own device arrays" if array_count else "the same"

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "perf" / "README.md"
 BEGIN, END = "<!-- cuda: begin -->\n", "<!-- cuda: end -->\n"
 COLUMNS = {
-    "c": "hand-written C", "checked": "C that checks as much", "bound": "bound", "device": "its own, device arrays",
+    "c": "hand-written C", "checked": "C that checks as much", "device": "its own, device arrays",
     "interface": "its own, `__cuda_array_interface__`", "tensor": "its own, these tensors",
 }  # fmt: skip
 CASES = {

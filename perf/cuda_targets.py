@@ -46,9 +46,6 @@ def _on_gpu(book: Book, package: str) -> None:
 
 
 def _always(book: Book, package: str) -> None:
-    for case, label in {**_CASES, **_DECLARED}.items():
-        more = lambda t, k=f"{package}/{case}/": t[k + "bound"] - t[k + "raw"]  # noqa: E731
-        book.add(f"{package}: {label}, bound", "≤ raw + 100 ns", more, 100, "ns")
     if package == "numba-cuda-mlir":
         for case, label in _DECLARED.items():
             _faster(book, package, case, "device", label, 2, "its own launch of device arrays")

@@ -379,57 +379,7 @@ static PyObject *scalars(PyObject *self, PyObject *const *args, Py_ssize_t count
     Py_RETURN_NONE;
 }
 
-/* ---- a launch that is bound to its arguments ---- */
-
-static PyObject *empty_without(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    Py_RETURN_NONE;
-}
-
-/* What it is bound to, and how it is called: the least that an object with a C function for its calls can be. */
-typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
-    Word words[1];
-} Launch;
-
-static PyObject *call_launch(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *kwnames)
-{
-    (void)args;
-    if (UNLIKELY(PyVectorcall_NARGS(nargsf) || kwnames))
-        return wrong(0, "one too many");
-    kernel(((Launch *)self)->words);
-    Py_RETURN_NONE;
-}
-
-static void free_launch(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-static PyMemberDef launch_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Launch, vectorcall), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
-static PyType_Slot launch_slots[] = {
-    {Py_tp_members, launch_members}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_dealloc, free_launch}, {0, NULL}};
-static PyType_Spec launch_spec = {"_fastexchange_floor.Launch", sizeof(Launch), 0,
-                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, launch_slots};
-static PyTypeObject *launch_type;
-
-static PyObject *launch(PyObject *self, PyObject *unused)
-{
-    (void)self, (void)unused;
-    Launch *made = PyObject_New(Launch, launch_type);
-    if (made)
-        made->vectorcall = call_launch;
-    return (PyObject *)made;
-}
-
 static PyMethodDef methods[] = {
-    {"empty_without", empty_without, METH_NOARGS, "Return None at once."},
-    {"launch", launch, METH_NOARGS, "A callable object that calls the empty kernel."},
     {"empty", (PyCFunction)(void *)empty, METH_FASTCALL, "Return None at once."},
     {"numpy", (PyCFunction)(void *)numpy, METH_FASTCALL, "NumPy arrays, read from the array struct."},
     {"torch", (PyCFunction)(void *)torch, METH_FASTCALL, "Tensors borrowed with dltensor_from_py_object_no_sync."},
@@ -450,11 +400,10 @@ PyMODINIT_FUNC PyInit__fastexchange_floor(void)
 {
     import_array1(NULL);
     ndarray = &PyArray_Type;
-    launch_type = (PyTypeObject *)PyType_FromSpec(&launch_spec);
     dlpack_name = PyUnicode_InternFromString("__dlpack__");
     dlpack_keywords = Py_BuildValue("(s)", "max_version");
     dlpack_version = Py_BuildValue("(ii)", 1, 3);
-    if (!launch_type || !dlpack_name || !dlpack_keywords || !dlpack_version)
+    if (!dlpack_name || !dlpack_keywords || !dlpack_version)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     PyObject *capsule = PyCapsule_New((void *)&numpy_table, "dlpack_exchange_api", NULL);

@@ -11,7 +11,6 @@ import numpy as np
 import rows_arguments
 from groups import (
     DISPATCHER,
-    EMPTY,
     OURS,
     C,
     Group,
@@ -190,21 +189,15 @@ def results() -> Group:
     return group
 
 
-def bound(limit) -> Group:
-    """Bound launches of an empty kernel: whatever it was bound to, against C that is called with nothing.
-
-    CPython 3.11 has a shortcut for the empty builtin that is declared to take arguments (METH_FASTCALL). No object has it
-    that is not a builtin function, so a C object whose call is a C function is the limit for a launch.
-    """
+def bound() -> Group:
+    """Bound launches of an empty kernel, beside its calls with the same arguments."""
     group = Group("Bound launches")
-    group.add("bound/empty", f"{EMPTY}, without arguments", "f()", {"f": limit.empty})
-    group.add("bound/noargs", f"{EMPTY} that takes none (METH_NOARGS)", "f()", {"f": limit.empty_without}, "bound/empty")
-    group.add("bound/object", f"{C}: an object with vectorcall", "f()", {"f": limit.launch()}, "bound/empty")
-    make = arrays if torch is None else tensors
     for count in rows_arguments.COUNTS:
-        values = make(count)
+        values = arrays(count) if torch is None else tensors(count)
         _, kernel = float_kernel_of(", ".join(values))
-        group.add(f"bound/{count}", f"{OURS}, bound to {count}", "f()", {"f": kernel.bind(*values.values())}, "bound/empty")
+        group.add(f"bound/{count}/call", f"{OURS}, called with {count}", call("f", values), {"f": kernel, **values})
+        names = {"f": kernel.bind(*values.values())}
+        group.add(f"bound/{count}", f"{OURS}, bound to {count}", "f()", names, f"bound/{count}/call")
     return group
 
 
@@ -230,7 +223,7 @@ def groups() -> list[Group]:
         found += [*args.torch_arguments(limit), args.autograd(limit), args.mixed()]
     found += [*args.buffer_arguments(limit), *args.dunder_arguments(limit), *fallback(limit), *args.unpacked(limit)]
     found += [args.scalars(limit), args.numbas(), args.signatures(), args.operators()]
-    found += [keywords(), optionals(), others(), results(), bound(limit), tuples()]
+    found += [keywords(), optionals(), others(), results(), bound(), tuples()]
     if torch is not None:
         found.append(conversions())
     if tvm_ffi is not None:

@@ -133,12 +133,6 @@ def _calls(t: _Lines) -> Iterator[Callable[[], None]]:
         f"{t.ns('results/torch/new')}; {t.ns('results/torch/declared')}",
         f"`torch.empty_like` alone {t.ns('results/torch/own')}",
     )
-    yield lambda: t.add(
-        "a bound launch, of 1 tensor; of 32",
-        f"{t.ns('bound/1')}; {t.ns('bound/32')}",
-        f"an empty C builtin {t.ns('bound/empty')}",
-        c=t.beside("bound/object", "bound/32"),
-    )
     for name, label in (("numpy", "`np.add(x, y, out)`"), ("torch", "`torch.add(x, y, out=out)`")):
 
         def operator(ours=f"operator/{name}/fast", theirs=f"operator/{name}/own", label=label):

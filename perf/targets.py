@@ -95,9 +95,9 @@ def _keywords_and_optionals(book: Book) -> None:
 def _results_and_launches(book: Book) -> None:
     new = lambda t: t["results/torch/new"] / t["results/torch/own"]  # noqa: E731
     book.add("a new 4-element torch result", "≤ 0.8 x torch.empty_like", new, 0.8, "x")
-    for yardstick, key in (("builtin", "bound/empty"), ("object", "bound/object")):
-        book.add("bound to 1", f"≤ 1.6 x empty C {yardstick}", lambda t, k=key: t["bound/1"] / t[k], 1.6, "x")
-    book.add("bound, each further tensor", "≤ 1 ns", lambda t: slope(t, "bound/{}"), 1, "ns")
+    for count in (1, 3, 32):
+        more = lambda t, n=count: t[f"bound/{n}"] - t[f"bound/{n}/call"]  # noqa: E731
+        book.add(f"bound to {count}", "≤ 5 ns more than the call", more, 5, "ns")
     for name in ("numpy", "torch"):
         more = lambda t, n=name: t[f"tuple/{n}/tuple"] - t[f"tuple/{n}/apart"]  # noqa: E731
         book.add(f"a tuple of 3 {name}", "≤ 30 ns more than the 3", more, 30, "ns")

@@ -26,7 +26,7 @@ class _Native:
 
 def interpreted(func, kernel_options, parameters, outputs):
     """Return a function that calls `func` with NumPy views of its tensors, and returns results as a kernel with these options."""
-    from .bound_launch import OrdinaryLaunch
+    from .bound_launch import BoundLaunch
     from .fallback import call_numba, check_arguments
     from .kernel import FastKernel, KernelCounts
 
@@ -62,7 +62,7 @@ def interpreted(func, kernel_options, parameters, outputs):
 
     def bind(*args, **kwargs):
         """``FastKernel.bind``."""
-        return OrdinaryLaunch(call, complete(parameters.bind(*args, **kwargs)))
+        return BoundLaunch(call, args, kwargs)
 
     def explain(*args, **kwargs):
         """``FastKernel.explain``."""

@@ -83,6 +83,10 @@ class Kernel:
         """The object that the decorator has returned."""
         return self
 
+    def _complete(self, bound: tuple) -> tuple:
+        """`bound` with the omitted outputs allocated."""
+        return bound
+
     def _refused(self, position: int, error: BaseException):
         """Raise a producer's exception with the argument's name. Native code calls this."""
         from ..exchange.errors import refused
@@ -442,13 +446,9 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return KernelCounts(memory.native.calls, self._slow_calls + memory.native.numba_calls, len(self.overloads))
 
     def bind(self, /, *args, **kwargs):
-        """Bind the arguments. Returns a launch: calling it, without arguments, goes straight to the compiled kernel.
+        """Bind the arguments. Returns a :class:`~fastexchange.BoundLaunch`: calling it, without arguments, makes the call.
 
-        Use it in loops that call a kernel with the same tensors. :class:`~fastexchange.BoundLaunch` documents which memory it
-        owns, how it treats tensors that change, and how to replace an argument.
-
-        Raises TypeError for arguments that do not fit the parameters, or that only Numba's own dispatcher can pass, and all
-        errors that a call with these arguments raises before the kernel runs.
+        Raises TypeError for arguments that do not fit the parameters, and what allocating the omitted outputs raises.
 
         >>> import numpy as np
         >>> x = np.arange(4.0)
@@ -456,9 +456,9 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         >>> launch(), launch()
         (6.0, 6.0)
         """
-        from .bound_launch import bind
+        from .bound_launch import BoundLaunch
 
-        return bind(self, self._complete(self._parameters.bind(*args, **kwargs)))
+        return BoundLaunch(self, args, kwargs)
 
     def precompile(self, /, *calls) -> list[tuple]:
         """Compile for signatures, or for example arguments, without calling the kernel.

@@ -45,7 +45,7 @@ class Report:
 
     def __init__(self):
         self.result: Any = None
-        """With STATUS_OK: the call's result, or after ``bound_launch.pin_arguments`` the frame's capsule."""
+        """With STATUS_OK: the call's result."""
         self.unmade: tuple | None = None
         """If native code can read the arguments but cannot make the call: the keys and the generation."""
         self._native = ffi.new("fx_report *")
@@ -93,28 +93,23 @@ class Report:
         """The ``fx_report *``."""
         return self._native
 
-    @property
-    def pinned(self) -> tuple[int, int]:
-        """After ``bound_launch.pin_arguments``: the addresses of the frame and of the overload."""
-        return self._native.frame, self._native.overload
-
 
 @functools.cache
-def _native(function):
+def _attempt():
     prototype = ctypes.PYFUNCTYPE(
         ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_ssize_t, ctypes.c_void_p
     )
-    return prototype(function.address)
+    return prototype(vectorcall.attempt.address)
 
 
-def attempt(kernel, bound: tuple, flags: int, report: Report, function=vectorcall.attempt) -> int:
-    """Attempt the call natively, by `function`. Returns a STATUS_*; `report` has the details.
+def attempt(kernel, bound: tuple, flags: int, report: Report) -> int:
+    """Attempt the call natively. Returns a STATUS_*; `report` has the details.
 
     Raises the kernel's exception, and a producer's with the argument's name.
     """
     pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
     try:
-        report.result = _native(function)(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
+        report.result = _attempt()(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
         if report.status == structs.STATUS_CHECK and buffer.is_numba_only(report.stopped_at):
             report.native.status = structs.STATUS_NUMBA
         return report.status
@@ -166,13 +161,11 @@ class Resolver:
     has_learnt = False
     """Whether it has ended so."""
 
-    def __init__(self, kernel, bound: tuple, function=vectorcall.attempt, is_call: bool = False):
-        """`function`: the native function that attempts the call, or pins its arguments.
-
-        `is_call`: Numba's dispatcher makes the call if compiling fails and may succeed later. Else the error is raised.
+    def __init__(self, kernel, bound: tuple, is_call: bool = False):
+        """`is_call`: Numba's dispatcher makes the call if compiling fails and may succeed later. Else the error is raised.
         """
         self.kernel, self.bound, self.report = kernel, bound, Report()
-        self._function, self._is_call = function, is_call
+        self._is_call = is_call
         if kernel._device_kernel is not None:
             self.ends |= {structs.STATUS_DEVICE}
 
@@ -183,7 +176,7 @@ class Resolver:
         """
         kernel, report = self.kernel, self.report
         for _ in range(MAX_LOOKS + 2 * leaf_count(self.bound)):
-            status = attempt(kernel, self.bound, flags, report, self._function)
+            status = attempt(kernel, self.bound, flags, report)
             if status in self.ends or (status == structs.STATUS_UNKNOWN_SHAPE and flags & DRY_RUN):
                 return report
             if status in (structs.STATUS_UNKNOWN_TYPE, structs.STATUS_UNKNOWN_DTYPE):

@@ -128,11 +128,11 @@ class CudaLauncher(NativeCallable):
         return self.kernel.why_not or ("" if self._callbacks is None else "the launcher has pre_launch_callbacks")
 
     def bind(self, /, *args, **kwargs):
-        """Bind the arguments: returns a :class:`~fastexchange.BoundCudaLaunch`, whose parameters are packed once."""
-        from .bound_launch import BoundCudaLaunch
+        """Bind the arguments: returns a :class:`~fastexchange.BoundCudaLaunch`, which launches the kernel with them."""
+        from ..calls.bound_launch import BoundCudaLaunch
 
         self._check()
-        return BoundCudaLaunch(self, self.kernel.bound_arguments(args, kwargs))
+        return BoundCudaLaunch(self.kernel, args, kwargs, self)
 
     def explain(self, /, *args, **kwargs):
         """Explain a launch with these arguments without making it. Returns a ``CallExplanation``; print it."""

@@ -13,9 +13,8 @@ Source: CUDA Driver API 13, "Execution Control"; DLPack 1.3, ``DLPackCurrentWork
 from numba import types
 
 from ..dispatch import structs as dispatch
-from ..dispatch.python_calls import call_method, refuse_launch
+from ..dispatch.python_calls import call_method
 from ..dispatch.vectorcall import call_any, run_by
-from ..dispatch.watching import is_unmoved
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
@@ -185,40 +184,6 @@ def point_at_parameters(launchable, words, pointers, zero):
         elif kind == structs.JOINED:
             store(at, load(at) & 0xFFFFFFFF | load(at + 8) << 32)
         store(pointers + 8 * i, at)
-
-
-@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
-def pack(frame_address, overload_address, pointers, zero):
-    """Convert the words in a frame to parameters, and store their addresses at `pointers`. Returns a STATUS_*."""
-    frame = dispatch.frame_at(frame_address)
-    launchable = launchable_of(overload_address)
-    if not convert_words(frame, launchable):
-        return dispatch.STATUS_RANGE
-    point_at_parameters(launchable, frame.words, pointers, zero)
-    return dispatch.STATUS_OK
-
-
-@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
-def vectorcall_bound(callable_, args, nargsf, kwnames):
-    """The vectorcall of a bound launch: it calls the driver without reading the arguments again."""
-    bound = structs.bound_at(load(callable_ + CALLABLE_CONTEXT))
-    launcher = structs.launcher_at(bound.launcher)
-    context = dispatch.context_at(launcher.context)
-    if nargsf & c.NARGS_MASK == 0 and kwnames == 0 and is_unmoved(bound.watched):
-        code = stack(1)
-        cuda = structs.cuda_at(dispatch.runtime_at(context.runtime).cuda)
-        launchable = launchable_of(bound.overload)
-        bound.running += 1
-        status = start(cuda, launcher, launchable, bound.device, bound.stream, 0, bound.pointers, code)
-        bound.running -= 1
-        if status == dispatch.STATUS_OK:
-            context.calls += 1
-            return c.new_none()
-        if status == dispatch.STATUS_DRIVER:
-            return refuse_launch(context, callable_, load(code))
-        if status == dispatch.STATUS_ERROR:
-            return 0
-    return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
 
 
 @native

@@ -13,9 +13,8 @@ from typing import Any
 from .._abi import ffi
 from ..dispatch import structs as dispatch
 from ..dispatch.runtime import runtime
-from ..ground.native import address_of, offset_of
 
-__all__ = ["address_of_count", "count", "forget", "forget_all", "is_stale", "retire_at_reset", "unload_at_reset", "watch"]
+__all__ = ["count", "forget", "forget_all", "is_stale", "retire_at_reset", "unload_at_reset", "watch"]
 
 _DEVICES = ("numba.cuda.cudadrv.devices", "numba_cuda_mlir.numba_cuda.cudadrv.devices")
 _KEY = "fastexchange"
@@ -67,11 +66,6 @@ def retire_at_reset(launcher) -> None:
 def count() -> int:
     """The number of resets noticed in this process."""
     return _cuda().resets if runtime().native.cuda else 0
-
-
-def address_of_count() -> int:
-    """The address of :func:`count`'s number, for native code."""
-    return address_of(_cuda()) + offset_of("fx_cuda", "resets")
 
 
 def is_stale(library) -> bool:

@@ -42,8 +42,8 @@ class LaunchResolver(Resolver):
     ends = frozenset((structs.STATUS_OK, structs.STATUS_NUMBA, structs.STATUS_STREAM, structs.STATUS_STREAMS))
     """The final statuses: with STATUS_OK native code has made the launch, with the others :func:`call_otherwise` makes it."""
 
-    def __init__(self, launcher, bound: tuple, native, **function):
-        super().__init__(launcher.kernel, bound, **function)
+    def __init__(self, launcher, bound: tuple, native):
+        super().__init__(launcher.kernel, bound)
         self._launcher, self._launcher_address = launcher, native
         self.report.native.launcher = address_of(native)
 

@@ -25,7 +25,7 @@ typedef struct {
     int64_t get_device, get_attribute;                          /* cuCtxGetDevice, cuPointerGetAttribute */
     int64_t contexts[64];       /* CUcontext, the primary one of each device; 0: not known yet */
     int64_t default_device;     /* the device of a launch without tensors by a thread without a context */
-    int64_t resets;             /* how many resets of contexts have been noticed: earlier bound launches are no longer made */
+    int64_t resets;             /* how many resets of contexts have been noticed */
 } fx_cuda;
 
 /* A compiled kernel on one device. */
@@ -57,16 +57,6 @@ typedef struct {
     int64_t cluster[3];         /* blocks in a cluster; 0: none */
     int64_t is_mixed;           /* the producers work on several streams, which the caller has ordered */
 } fx_launcher;
-
-/* A bound launch. */
-typedef struct {
-    int64_t launcher, overload;         /* fx_launcher *, fx_overload * */
-    int64_t device, stream;             /* the tensors' device, -1: none; their producers' current_work_stream, or 0 */
-    int64_t pointers;                   /* to the parameters */
-    int64_t watched;                    /* a watch list: if a word differs, memory has moved, and slow_name is called */
-    int64_t slow_name;                  /* PyObject *, name of the method for calls that native code does not make */
-    int64_t running;                    /* how many threads are launching with these parameters, which must not be freed */
-} fx_bound_launch;
 
 /* CUlaunchAttribute and CUlaunchConfig of cuda.h. */
 typedef struct { int32_t id; char pad[4]; int32_t value[16]; } fx_launch_attribute;
@@ -100,7 +90,6 @@ launcher_at = struct_at("fx_launcher")
 attribute_at = struct_at("fx_launch_attribute")
 ATTRIBUTE_SIZE = sizeof("fx_launch_attribute")
 config_at = struct_at("fx_launch_config")
-bound_at = struct_at("fx_bound_launch")
 CONFIG_WORDS = (sizeof("fx_launch_config") + 7) // 8
 
 

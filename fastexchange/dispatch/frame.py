@@ -64,10 +64,7 @@ def new_frame(keys):
     frame.export_count = 0
     frame.list_count = 0
     frame.snapshot_count = 0
-    frame.lists_changed = 0
     frame.takes_back = 0
-    frame.holder = 0
-    frame.watched = 0
     frame.code = 0
     for i in range(keys):
         structs.array_at(frame.arrays + ARRAY_BYTES * i).held = 1
@@ -209,9 +206,7 @@ def give_owner(runtime, frame, i):
     managed = 0
     held = 0  # an object that has to live as long as the managed tensor
     storage = 0  # a new reference
-    if frame.holder != 0:
-        ob = frame.holder
-    elif origin == structs.ORIGIN_EXPORT:
+    if origin == structs.ORIGIN_EXPORT:
         export = structs.export_at(export_of_array(frame, i))
         held = export.storage
         if held == 0:
@@ -263,13 +258,6 @@ def let_escape(runtime, frame, i):
     array.meminfo = NRT_MemInfo_alloc(0)
     if array.meminfo == 0:
         frame.key_capacity = 0  # out of memory: no other call can use this frame
-    elif frame.holder != 0:
-        if array.held == 1:
-            store(array.words, array.meminfo)
-        elif frame.lists_changed == 0:  # otherwise the words may have moved, and the frame is not used again
-            store(array.words, array.meminfo)
-            store(array.meminfo + MEMINFO_REFCOUNT, array.held)
-            NRT_MemInfo_release(meminfo)
 
 
 @native

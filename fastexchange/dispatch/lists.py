@@ -125,7 +125,6 @@ def make_list(runtime, frame, first_key, end_key, words, first_array):
             store(data + ITEMS + 8 * i, load(words + 8 * i))
         for i in range(count):
             array = structs.array_at(first_array + ARRAY_BYTES * i)
-            array.words = data + ITEMS + item_bytes * i
             array.held = 2
             store(array.meminfo + MEMINFO_REFCOUNT, 2)
     frame.list_count += 1
@@ -175,18 +174,17 @@ def empty_lists(frame):
 
 @native
 def drop_unchanged(frame):
-    """Drop the lists after a call if none has changed. A bound launch keeps its lists."""
-    if frame.holder == 0 or frame.takes_back != 0:
-        changed = False
-        for i in range(frame.list_count):
-            changed |= is_changed(frame, i)
-        if changed:
-            frame.takes_back = 0  # a list may have got an array
-        elif frame.takes_back != 0:
-            take_back_lists(frame)
-        if not changed and frame.holder == 0:
-            empty_lists(frame)
-            drop_lists(frame)
+    """Drop the lists after a call if none has changed."""
+    changed = False
+    for i in range(frame.list_count):
+        changed |= is_changed(frame, i)
+    if changed:
+        frame.takes_back = 0  # a list may have got an array
+        return
+    if frame.takes_back != 0:
+        take_back_lists(frame)
+    empty_lists(frame)
+    drop_lists(frame)
 
 
 @native
@@ -261,7 +259,6 @@ def reflect_changes(context_address, overload_address, frame_address, args, resu
             continue
         dirty = NRT_MemInfo_data(structs.list_at(frame.lists + LIST_BYTES * i).meminfo) + DIRTY
         store(dirty, load(dirty) & ~0xFF)
-        frame.lists_changed = 1
         error = stack(3)
         c.save_error(error)
         if reflect_change(runtime, context_address, overload_address, frame_address, args, i) or load(error) != 0:

@@ -16,7 +16,7 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import field_of_type
 from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM, delete_managed, describe, dl_tensor_at, element_field, is_plain
-from ..ground.native import as_words, call_int, call_word, external, global_address, load, native, stack, store
+from ..ground.native import as_words, call_int, call_word, cstring, external, global_address, load, native, stack, store
 from ..ground.promotion import promote
 from ..ground.shape_notation import Pattern
 from ..ground.shape_program import (
@@ -31,7 +31,6 @@ from ..producers.ndarray import ndarray_at
 from ..producers.torch_modes import is_mode_active
 from . import structs
 from .binding import bind_into
-from .bound_launch import refuse_result
 from .frame import drop, give_frame, take_frame
 from .pack import dtype_entry
 from .python_calls import call_method
@@ -49,6 +48,14 @@ PROMOTED = -(1 << 32)
 
 compute = native(evaluate)
 promote_natively = native(promote)
+
+
+@native
+def refuse_result():
+    """Raise TypeError for a result of a kernel that declares outputs. Returns 0."""
+    message = cstring("a kernel that declares outputs, fast_args(out=...), has to return None")
+    c.PyErr_SetString(global_address("PyExc_TypeError"), message)
+    return 0
 
 
 def _dtype_word(dtype) -> int:

@@ -14,7 +14,7 @@ from ..ground.once import forkable_lock
 from ..ground.passing import Retries, may_pass
 from ..producers import torch_abi, torch_offsets
 from ..producers.ndarray import dtype_of
-from . import bound_entry, bound_launch, boxing, fast_entry, results, structs, vectorcall
+from . import boxing, fast_entry, results, structs, vectorcall
 from . import outputs as allocation
 from .boxing import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS
 from .entry_builder import Node, with_items
@@ -172,13 +172,6 @@ class KernelContext:
     def types_of(self, overload: int) -> tuple:
         """The Numba argument types of the ``fx_overload`` at this address."""
         return self._code_of(overload).given
-
-    def bound_entry(self, overload: int) -> int:
-        """The address of the vectorcall of a launch that is bound for the ``fx_overload`` at this address."""
-        code = self._code_of(overload)
-        if self.native.release_gil or code.compiled is None or lists_in(code.given):
-            return bound_launch.vectorcall_unlocked.address
-        return bound_entry.bound_entry(code.given, code.taken, code.compiled, code.boxes, bool(self.native.output_count))
 
     @property
     def generation(self) -> object:

@@ -65,7 +65,6 @@ SCALAR_COMPLEX128 = structs.KIND_SCALAR | field_of_type(COMPLEX, 128) << structs
 
 FLAG_ASKED = 1  # the slow path has checked all tensors by their frameworks: a tensor that is still odd is refused
 DRY_RUN = 2  # stop before the kernel: only read the keys
-FLAG_OWN = 4  # take owning exports of all tensors: their memory is used after the call
 FLAG_MEMORY = 8  # read tensors in memory only: they are no Python objects
 
 
@@ -80,7 +79,7 @@ functions.
 @native
 def is_owning(context, flags):
     """Whether a call needs owning exports of all its tensors: not if they are only read in memory, where the caller owns them."""
-    return (context.needs_owning_exports != 0 or flags & FLAG_OWN != 0) and flags & FLAG_MEMORY == 0
+    return context.needs_owning_exports != 0 and flags & FLAG_MEMORY == 0
 
 
 # ---- scalars ---------------------------------------------------------------------------------------------------------
@@ -340,7 +339,6 @@ def note_array(array_address, origin, word):
     """Note an array argument's origin, which owns its memory, and its first word, which gets the memory block."""
     array = structs.array_at(array_address)
     array.origin = origin
-    array.words = word
     store(word, array.meminfo)
 
 
@@ -452,12 +450,11 @@ def read_tensor(reading, kind, ob, entry, view, word):
             status = structs.STATUS_NULL_DATA if storage == 0 else structs.STATUS_CHANGED
             if reading.flags & FLAG_ASKED == 0:
                 status = structs.STATUS_CHECK
-        elif reading.is_cuda:
-            pass  # `cuda.bound_launch` checks before each launch that the memory has not moved
-        elif needs_owning_exports and storage == 0:
-            status = structs.STATUS_NUMBA  # its dispatcher gets a view of a tensor that no other code has
-        elif needs_owning_exports and reading.flags & DRY_RUN == 0 and is_movable(structs.guard_at(guard), storage):
-            status = structs.STATUS_MOVABLE
+        elif needs_owning_exports and not reading.is_cuda:
+            if storage == 0:
+                status = structs.STATUS_NUMBA  # its dispatcher gets a view of a tensor that no other code has
+            elif reading.flags & DRY_RUN == 0 and is_movable(structs.guard_at(guard), storage):
+                status = structs.STATUS_MOVABLE
     if status == structs.STATUS_OK and reading.is_cuda and key_flags & structs.ALIGNED == 0:
         status = structs.STATUS_MISALIGNED
     if status != structs.STATUS_OK:

@@ -112,7 +112,7 @@ def read_argument(runtime, frame, i, ndim, words):
             return 0
         pack_ndarray(ob, ndim, itemsize, as_words(words))
         return key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-    if origin == structs.ORIGIN_EXPORT and frame.holder == 0:
+    if origin == structs.ORIGIN_EXPORT:
         managed = structs.export_at(export_of_array(frame, i)).managed
         if managed != 0:
             return read_tensor(managed + DL_TENSOR, ndim, words)
@@ -128,7 +128,7 @@ def read_argument(runtime, frame, i, ndim, words):
     if failed == 0 and PyErr_Occurred() == 0:
         if borrow != 0:
             field = read_tensor(tensor, ndim, words)
-        elif load(out) != 0 and managed_at(load(out)).version.major == 1:  # a bound launch's own export is from an earlier call
+        elif load(out) != 0 and managed_at(load(out)).version.major == 1:
             field = read_tensor(load(out) + DL_TENSOR, ndim, words)
     if failed == 0 and load(out) != 0:
         delete_managed(load(out))

@@ -61,8 +61,6 @@ typedef struct {
     int64_t vectorcall_any;     /* vectorcallfunc of the general path, which makes any call */
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
     int64_t box_result, box_cached_result, box_array, finish_array, delete_result;     /* of results, by its names */
-    int64_t let_kept_escape;    /* void (fx_runtime *, fx_frame *) */
-    int64_t let_go;             /* PyCapsule_Destructor of a bound launch's frame */
     int64_t results, as_target; /* PyObject *, a module and a function's name: (ndarray, type or None, kernel's name) -> result */
     int64_t reflect;            /* PyObject *, another's name: see lists.reflect_changes */
     int64_t release_items;      /* destructor of the items of a list */
@@ -157,7 +155,6 @@ typedef struct {
 typedef struct {
     int64_t meminfo;            /* NRT_MemInfo *, the frame's, lent to each array in this place */
     int64_t origin;             /* the object, borrowed, plus ORIGIN_* */
-    int64_t words;              /* where the array's words are, unless a fast entry makes the call */
     int64_t held;               /* how many of the block's references are the call's: the frame's, and that of a list */
 } fx_array;
 
@@ -185,8 +182,6 @@ struct fx_frame {
     int64_t takes_back;                 /* references to arrays that are left are leaked ones: take_back() */
     int64_t exports, export_capacity, export_count;
     int64_t lists, list_count, snapshot_count;      /* fx_list[key_capacity]; how many have `meminfo`, and `snapshot` */
-    int64_t lists_changed;              /* of a bound launch: the kernel has changed a list, not only its items */
-    int64_t watched;                    /* of a bound launch: what `watching` has to compare, owned; else 0 */
     int64_t bound, bound_capacity;      /* PyObject *[], positional and keyword arguments in order */
     int64_t result;                     /* RESULT_BYTES, 16-byte aligned */
     int64_t position;                   /* index of the argument at which the reading stopped */
@@ -195,7 +190,6 @@ struct fx_frame {
     int64_t context, args, error[3];    /* while a result is boxed: whose, with which arguments; the first exception */
     int64_t elements;                   /* then: the dtype field of an array's elements, if the kernel had their bits; else 0 */
     int64_t readonly_arrays;            /* then: the overload's */
-    int64_t holder;                     /* of a bound launch: the PyObject * that keeps all memory; else 0 */
     /* Of a launch on a device: */
     int64_t device, managed_device;     /* of the tensors, and of managed memory, which other devices read too; -1: none */
     int64_t stream, other_stream;       /* current_work_stream of the producers, 0: none, or no other */
@@ -212,20 +206,16 @@ typedef struct {
     int64_t key_capacity;
     int64_t keys;               /* int64_t[key_capacity], the caller's */
     int64_t tensor[8];
-    int64_t frame, overload;    /* of `pin_arguments`: what a bound launch uses */
     int64_t launcher;           /* of a launch on a device, the caller's: fx_launcher * */
     int64_t code, device, managed_device;       /* of a launch on a device: the frame's */
 } fx_report;
 
-/* What a launch is bound to: a frame that holds its arguments. The launch has its address, which rebinding replaces. */
+/* What a bound launch calls, and with what. The launch has its address, which rebinding replaces. */
 typedef struct {
-    int64_t context, frame, overload;
-    int64_t args;               /* PyObject *const *, in parameter order */
-    int64_t words;              /* the frame's */
-    int64_t watched;            /* the frame's: if a word differs, the arguments have to be read again */
-    int64_t outputs;            /* PyObject *, what a call returns instead of None, or 0 */
-    int64_t state;              /* BOUND_* */
-    int64_t slow_name;          /* PyObject *, name of the method for calls that native code does not make */
+    int64_t callable;           /* PyObject *, the kernel or the launcher, which the launch holds */
+    int64_t args, nargs, kwnames;       /* of its vectorcall */
+    int64_t arguments;          /* PyObject *, what owns all this */
+    int64_t refuse_name;        /* PyObject *, name of the method for calls with arguments */
 } fx_bound;
 
 /* A kernel as an operator of PyTorch. */
@@ -339,11 +329,6 @@ UNDECIDED, HOLDS_STORAGE, NEEDS_MANAGED = 0, 1, 2
 
 # Of an argument that PyTorch's dispatcher gives.
 BOXED_TENSOR, BOXED_INT, BOXED_FLOAT, BOXED_BOOL, BOXED_OPTIONAL = 0, 1, 2, 3, 4  # the last: a tensor, or None
-
-# Of a bound launch's frame.
-BOUND_FREE = 0
-BOUND_RUNNING = 1  # a call is in progress
-BOUND_SPENT = 2  # its kernel has changed a list: the frame can no longer be used
 
 MAX_NDIM = dltensor.MAX_NDIM
 MAX_CACHED = 8  # entries of an inline cache

@@ -15,7 +15,7 @@ from . import structs
 from .frame import EXPORT_BYTES, drop
 from .lists import may_hold_arrays, take_snapshot
 from .read_arguments import kind_on_device, note_stop
-from .readers import DRY_RUN, FLAG_ASKED, FLAG_OWN, is_owning
+from .readers import DRY_RUN, FLAG_ASKED, is_owning
 from .torch_guard import guard_of, is_in_memory, is_odd, is_of
 from .torch_queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .type_table import find
@@ -161,9 +161,9 @@ def hold_storage(context, entry, export, flags):
 
 
 @native
-def is_storage_enough(context, guard, export, flags):
-    """Whether no export is needed: the call holds the storage, and the tensor is read in memory. A bound launch needs exports."""
-    if guard == 0 or context.device_type != CPU or flags & FLAG_OWN != 0 or export.storage == 0:
+def is_storage_enough(context, guard, export):
+    """Whether no export is needed: the call holds the storage, and the tensor is read in memory."""
+    if guard == 0 or context.device_type != CPU or export.storage == 0:
         return False
     offsets = structs.guard_at(guard)
     return offsets.ndim != 0 and offsets.storage_object != 0 and is_in_memory(offsets, export.object)
@@ -185,7 +185,7 @@ def make_export(context, entry, export, flags):
         return if_odd
     if guard != 0 and not is_of(structs.guard_at(guard), export.storage, ob):
         return structs.STATUS_CHANGED
-    if export.state != structs.NEEDS_MANAGED and is_storage_enough(context, guard, export, flags):
+    if export.state != structs.NEEDS_MANAGED and is_storage_enough(context, guard, export):
         export.state = structs.HOLDS_STORAGE
         return structs.STATUS_OK
     store(out, 0)

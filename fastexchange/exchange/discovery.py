@@ -137,7 +137,7 @@ def _guard(cls: type, notes: list[str]) -> int:
     if not guard.knows_all:
         notes.append("this PyTorch's tensors do not have the expected layout: PyTorch is asked about each, and each is exported")
     elif not guard.can_ask:
-        who = "Numba's own dispatcher makes the calls of kernels without the GIL, and of bound launches"
+        who = "Numba's own dispatcher makes the calls of kernels without the GIL"
         notes.append(f"no C function tells native code of PyTorch's storages, so {who}: {guard.why['queries']}")
     return guard.address_for(cls)
 

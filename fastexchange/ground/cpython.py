@@ -68,6 +68,7 @@ PyLong_AsUnsignedLongLong = external("PyLong_AsUnsignedLongLong", types.uint64, 
 PyLong_FromSsize_t = external("PyLong_FromSsize_t", POINTER, POINTER)
 PyFloat_FromDouble = external("PyFloat_FromDouble", POINTER, types.float64)
 PyObject_Call = external("PyObject_Call", POINTER, POINTER, POINTER, POINTER)
+PyObject_Vectorcall = external("PyObject_Vectorcall", POINTER, POINTER, POINTER, POINTER, POINTER)
 PyObject_VectorcallMethod = external("PyObject_VectorcallMethod", POINTER, POINTER, POINTER, POINTER, POINTER)
 PyObject_GetAttr = external("PyObject_GetAttr", POINTER, POINTER, POINTER)
 PyObject_GetAttrString = external("PyObject_GetAttrString", POINTER, POINTER, POINTER)

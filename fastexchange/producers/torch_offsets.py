@@ -174,7 +174,7 @@ class Guard:
         self.knows_keys = self._has_found("keys", self._find_keys)
         if self.knows_keys:
             self.knows_storage = self._has_found("storage", self._find_storage)
-            if self.knows_storage:  # if this is not found, bound launches are ordinary calls
+            if self.knows_storage:
                 self._has_found("checked", self._find_checked)
             self.knows_autograd = self._has_found("autograd", self._find_autograd)
             self.knows_dtype = self._has_found("dtype", self._find_dtype)
