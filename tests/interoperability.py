@@ -127,8 +127,8 @@ class Older(Tabled):
 class Wrapper:
     """Forwards to the tensor that it wraps."""
 
-    def __init__(self, array: np.ndarray):
-        self.inner = array
+    def __init__(self, inner):
+        self.inner = inner
 
     @property
     def __dlpack_c_exchange_api__(self):

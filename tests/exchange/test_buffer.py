@@ -187,6 +187,14 @@ def test_ctypes_functions_are_numbas_and_arrays_of_ctypes_can_be_returned():
         del part
 
 
+def test_a_memoryview_whose_strides_are_no_multiple_of_its_items():
+    """Numba has them, DLPack has not: it makes the call."""
+    view = memoryview(np.array([(1, 2.5), (3, 4.5)], [("a", "i1"), ("b", "f8")])["b"])
+    assert [pick(view, 1), pick(view, 1)] == [numbas(pick)(view, 1)] * 2 == [4.5] * 2
+    assert "Numba's own dispatcher makes this call" in str(pick.explain(view, 1))
+    assert explain(view).path == "numba" and type_and_message(from_dlpack, view)[0] is BufferError
+
+
 # ---- released exactly once -----------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Elements that kernels cannot compute with: refused on every path, or passed as their bits to kernels that ask for those."""
 
 import functools
+import itertools
 import pickle
 
 import numba
@@ -12,7 +13,7 @@ from frameworks import is_exported, needs_torch, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
 from made_producers import ONLY_NUMBA, Dunder, Tabled, tabled_type
 from oracle import new_kernel
-from ways import WAYS, total, total_beside
+from ways import WAYS, total, total_beside, total_inside, total_listed, total_of_all
 
 from fastexchange import FastKernel, convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
 from fastexchange.dispatch.runtime import runtime
@@ -95,13 +96,13 @@ def test_kernels_of_one_dispatcher_share_no_answer(first):
     dispatcher = numba.njit(total)
     kernels = {storage: fast_args(dispatcher, storage=storage) for storage in (False, True)}
     assert kernels[False] is not kernels[True] and fast_args(dispatcher, storage=True) is kernels[True]
-    for tensor in (MAKERS["numpy"](), MAKERS["exchange table"](), MAKERS["only __dlpack__"]()):
-        for storage in (first, not first) * 2:
-            for _ in range(CALLS):
-                if storage:
-                    assert kernels[True](tensor) == sum(BITS)
-                else:
-                    refused(lambda: kernels[False](tensor))  # noqa: B023
+    for maker, storage in itertools.product(("numpy", "exchange table", "only __dlpack__"), (first, not first) * 2):
+        tensor = MAKERS[maker]()
+        for _ in range(CALLS):
+            if storage:
+                assert kernels[True](tensor) == sum(BITS)
+            else:
+                refused(lambda tensor=tensor: kernels[False](tensor))
 
 
 COMPUTED = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
@@ -221,13 +222,12 @@ def test_registered_dtypes_and_others_that_are_bits():
         assert [kernel(array) for _ in range(CALLS)] == [sum(BITS)] * CALLS
 
 
-@pytest.mark.parametrize(("code", "bits"), [(0, 4), (2, 128), (200, 24), (17, 4)])
-def test_elements_without_an_integer_of_their_width(code, bits):
-    tensor = Dunder(np.zeros(4), code=code, bits=bits)
-    for storage in (False, True):
-        with pytest.raises(BufferError, match="Numba cannot compute with its elements") as raised:
-            kernel_of(total, storage=storage)(tensor)
-        assert "storage" not in str(raised.value)
+def test_elements_without_an_integer_of_their_width():
+    for code, bits in ((0, 4), (2, 128), (200, 24), (17, 4)):
+        for storage in (False, True):
+            with pytest.raises(BufferError, match="Numba cannot compute with its elements") as raised:
+                kernel_of(total, storage=storage)(Dunder(np.zeros(4), code=code, bits=bits))
+            assert "storage" not in str(raised.value)
 
 
 def test_what_numba_computes_with_is_passed_as_it_is():
@@ -356,11 +356,8 @@ def test_explained(maker):
     tensor = MAKERS[maker]()
     said = str(explain(tensor))
     assert "fast_args(storage=True)" in said and "float32" in said and "float8_e8m0fnu" in said, said
-    for name, (function, _) in WAYS.items():
-        arguments = {
-            "beside a string": (tensor, ""), "beside what only Numba reads": (tensor, ONLY_NUMBA),
-            "in a tuple": ((tensor, 0),), "in a list": ([tensor],),
-        }.get(name, (tensor,))  # fmt: skip
+    rest = {total: (tensor,), total_beside: (tensor, ""), total_inside: ((tensor, 0),), total_listed: ([tensor],)}
+    for function, arguments in (*rest.items(), (total_beside, (tensor, ONLY_NUMBA)), (total_of_all, (tensor,))):
         said = kernel_of(function).explain(*arguments)
         assert said.outcome.startswith("refused with BufferError") and "fast_args(storage=True)" in said.outcome, said
         said = kernel_of(function, storage=True).explain(*arguments)
