@@ -307,6 +307,11 @@ class Given:
         return self.give(max_version=max_version, device=dl_device, copy=copy)
 
 
+def exporter(tensor):
+    """An object whose ``__dlpack__`` is :func:`to_dlpack`."""
+    return Given(functools.partial(to_dlpack, tensor))
+
+
 def versioned(tensor, **options):
     return to_dlpack(tensor, max_version=(1, 0), **options)
 

@@ -56,20 +56,6 @@ def test_an_array_like_is_no_tensor():
     assert type_and_message(total, like())[0] is TypeError
 
 
-class Slotted:
-    __slots__ = ("array",)
-    __dlpack_c_exchange_api__ = None
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, *, max_version=None):
-        return self.array.__dlpack__(max_version=max_version)
-
-
 class Strange(type):
     """Classes with hash and equality of their own."""
 
@@ -80,44 +66,39 @@ class Strange(type):
         raise AssertionError("asked")
 
 
+SLOTTED = {
+    "__slots__": ("array",),
+    "__init__": lambda self, array: setattr(self, "array", array),
+    "__dlpack_device__": lambda self: (1, 0),
+    "__dlpack__": lambda self, **options: self.array.__dlpack__(**options),
+}
 SUBCLASSES = {
-    # what is derived: (its type, its path, whether __dlpack__ is asked)
+    # what is derived: (its type, its path, whether __dlpack__ is asked, what is explained)
     "it inherits the table": (
-        lambda: type("Derived", (type("Between", (tabled_type_with_methods(),), {}),), {"more": 1}), "c-exchange", False),
+        lambda: type("Derived", (type("Between", (tabled_type_with_methods(),), {}),), {"more": 1}), "c-exchange", False, ""),
     "it has a table of its own": (
-        lambda: tabled_type("Derived", (tabled_type(managed_tensor_allocator=None),)), "c-exchange", None),
+        lambda: tabled_type("Derived", (tabled_type(managed_tensor_allocator=None),)), "c-exchange", None, ""),
+    "it overrides __dlpack__": (
+        lambda: type("Mine", (tabled_type_with_methods(),), {"__dlpack__": WithMethods.__dlpack__}), "dunder", True,
+        "Mine overrides __dlpack__"),
     "it overrides __dlpack__ and the table": (
-        lambda: tabled_type("Both", (tabled_type_with_methods(),), {"__dlpack__": WithMethods.__dlpack__}), "c-exchange", False),
-    "it sets the table to None": (lambda: type("Out", (tabled_type_with_methods(),), {ATTRIBUTE: None}), "dunder", True),
+        lambda: tabled_type("Both", (tabled_type_with_methods(),), {"__dlpack__": WithMethods.__dlpack__}), "c-exchange", False,
+        ""),
+    "it sets the table to None": (lambda: type("Out", (tabled_type_with_methods(),), {ATTRIBUTE: None}), "dunder", True, ""),
     "an attribute dispatcher means nothing": (
-        lambda: tabled_type("Scheduled", attributes={"dispatcher": "some scheduler"}), "c-exchange", None),
-    "its metaclass has hash and equality": (lambda: Strange("Strange", (Dunder,), {}), "dunder", None),
-    "it has slots and no dict": (lambda: Slotted, "dunder", None),
+        lambda: tabled_type("Scheduled", attributes={"dispatcher": "some scheduler"}), "c-exchange", None, ""),
+    "its metaclass has hash and equality": (lambda: Strange("Strange", (Dunder,), {}), "dunder", None, ""),
+    "it has slots and no dict": (lambda: type("Slotted", (), SLOTTED), "dunder", None, "calls its __dlpack__"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", SUBCLASSES)
 def test_a_class_is_taken_for_what_it_is(what):
-    make, path, is_asked = SUBCLASSES[what]
+    make, path, is_asked, said = SUBCLASSES[what]
     cls = make()
     tensor = cls(np.ones(3))
-    assert total(tensor) == total(tensor) == 3.0 and discover(cls).path == path
+    assert total(tensor) == total(tensor) == 3.0 and discover(cls).path == path and said in str(explain(tensor))
     assert is_asked is None or (tensor.dunder_calls >= 2) is is_asked is not (tensor.borrows > 0)
-
-
-def test_a_subclass_that_overrides_dlpack_is_asked_by_dlpack():
-    """Its table is its base's, which knows nothing of what the subclass does."""
-
-    class Doubled(tabled_type_with_methods()):
-        def __dlpack__(self, *, max_version=None):
-            made = super().__dlpack__(max_version=max_version)
-            self.array *= 2
-            return made
-
-    tensor = Doubled(np.ones(3))
-    total(tensor)
-    assert total(tensor) == tensor.array.sum() > 3.0 and tensor.borrows == 0
-    assert "Doubled overrides __dlpack__" in str(explain(tensor))
 
 
 def test_a_table_on_an_instance_is_none():
@@ -210,7 +191,7 @@ PILES = {
     # what: (a generator, how many entries may be left of its things)
     "types": (lambda: (type("Brief", (Tabled,), {})(np.ones(2)) for _ in range(300)), 1),
     "jitted functions": (lambda: (numba.njit(lambda x: x) for _ in range(5)), 6),
-    "classes of named tuples": (named_tuples, 0),
+    "classes of named tuples": (named_tuples, 4),
     # Every array of a structured dtype may bring a dtype object of its own.
     "structs": (lambda: (np.array([(i, 2.0)], np.dtype([("a", "i4"), ("b", "f8")])) for i in range(5000)), 2000),
 }
@@ -239,12 +220,13 @@ def test_dtypes_of_unit_and_length_are_told_apart_after_many():
 
 def test_references_to_dtypes_are_bounded():
     array = np.zeros(3, np.dtype([("only", "i4"), ("here", "f8")]))
-    ignore(array)
-    before = sys.getrefcount(array.dtype)
-    for _ in range(100):
-        ignore(array)
-        ignore(array[::2])
-    assert sys.getrefcount(array.dtype) <= before + 2
+    counts = []
+    for _ in range(3):
+        for _ in range(40):
+            ignore(array)
+            ignore(array[::2])
+        counts.append(sys.getrefcount(array.dtype))
+    assert counts[2] <= counts[0] + 2
 
 
 def test_functions_of_ctypes_that_others_have_declared_otherwise():

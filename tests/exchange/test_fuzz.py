@@ -74,8 +74,6 @@ class Source:
     negative: bool = True
     fractional: bool = False
     """Strides that are no multiple of the item size."""
-    is_native: bool = True
-    """Whether a fast entry reads it."""
 
     def __str__(self):
         return self.name
@@ -85,9 +83,8 @@ def is_written(kind: Kind) -> bool:
     return not kind.readonly
 
 
-def is_row(kind: Kind) -> bool:
-    """A plain vector of numbers."""
-    return kind.ndim == 1 and kind.order == "C" and not kind.misaligned and kind.dtype[0] in "iuf"
+def is_immutable_and_compact(kind: Kind) -> bool:
+    return kind.readonly and kind.order == "C" and not kind.misaligned
 
 
 def _split(cls, by: int):
@@ -95,58 +92,41 @@ def _split(cls, by: int):
     return lambda array: cls(array, data=array.ctypes.data - by, byte_offset=by)
 
 
-def _compact(tensor, array):
-    """`array`, which is in C order, with the strides that it has to have where there is but one element, too."""
-    return as_strided(array, strides=fuzzing.compact(array.shape, array.itemsize, "C"))
+def _older(table) -> type:
+    return tabled_type("Older", attributes={"__dlpack_c_exchange_api__": None, "__c_dlpack_exchange_api__": table})
 
 
-_older = {"__dlpack_c_exchange_api__": None}
 TABLED = {
-    # types with exchange tables that native code reads, of writeable memory
+    # of writeable memory, by exchange tables that native code reads
     "behind a newer one": tabled_type("Newer", version=(2, 0), prev=exchange_table()),
-    "of the older attribute": tabled_type(
-        "Older", attributes={**_older, "__c_dlpack_exchange_api__": address_of(exchange_table())}),
-    "of the older attribute, in a capsule": tabled_type(
-        "OldCapsule", attributes={**_older, "__c_dlpack_exchange_api__": capsule(exchange_table(), TABLE_CAPSULE)}),
+    "of the older attribute": _older(address_of(exchange_table())),
+    "of the older attribute, in a capsule": _older(capsule(exchange_table(), TABLE_CAPSULE)),
     "with a byte offset": _split(Tabled, 24),
     "of pinned memory": lambda array: Tabled(array, device_type=3, device_id=1),
-}  # fmt: skip
-
-
-def _of_framework(framework) -> Source:
-    takes = {
-        "numpy": lambda kind: True, "__dlpack__": lambda kind: True,
-    }.get(framework.name, is_written if framework.mutable else lambda kind: kind.readonly)  # fmt: skip
-    is_native = framework.name in ("numpy", "exchange table", "torch", "tvm_ffi")
-    return Source(framework.name, framework.tensor, takes, framework.view, framework.negative_strides,
-                  fractional=framework.name == "numpy", is_native=is_native)  # fmt: skip
-
-
-def itself(tensor, array):
-    return tensor
-
-
+}
 SOURCES = [
-    *map(_of_framework, frameworks.FRAMEWORKS),
+    *(Source(framework.name, framework.tensor,
+             (lambda kind: True) if framework.readonly else is_written if framework.mutable else lambda kind: kind.readonly,
+             framework.view, framework.negative_strides, framework.name == "numpy") for framework in frameworks.FRAMEWORKS),
     *(Source(f"exchange table {what}", make, is_written) for what, make in TABLED.items()),
-    Source("subclass of ndarray", lambda array: array.view(Sub), view=itself, fractional=True),
+    Source("subclass of ndarray", lambda array: array.view(Sub), view=lambda tensor, array: tensor, fractional=True),
     Source("exchange table, NULL strides", lambda array: Tabled(array, strides=None),
-           lambda kind: kind.order == "C" and not kind.readonly, _compact),
-    Source("exchange table without views", tabled_type("Exporting", **{VIEW: None}), is_native=False),
-    Source("__dlpack__, byte offset", _split(Dunder, 4096), is_native=False),
-    Source("wrapper", lambda array: ByProperty(Tabled(array)), is_native=False),
+           lambda kind: kind.order == "C" and not kind.readonly,
+           # which has the strides that it has to have where there is but one element, too
+           lambda tensor, array: as_strided(array, strides=fuzzing.compact(array.shape, array.itemsize, "C"))),
+    Source("exchange table without views", tabled_type("Exporting", **{VIEW: None})),
+    Source("__dlpack__, byte offset", _split(Dunder, 4096)),
+    Source("wrapper", lambda array: ByProperty(Tabled(array))),
 ]  # fmt: skip
 if jax is not None:
-    SOURCES.append(Source(
-        "jax", jax.numpy.asarray, view=lambda tensor, array: np.asarray(tensor), is_native=False,
-        takes=lambda kind: (kind.readonly and kind.order == "C" and not kind.misaligned
-                            and np.dtype(kind.dtype).itemsize <= 4 * (1 + (kind.dtype == "c8")))))  # fmt: skip
+    narrow = ("?", "i1", "i2", "i4", "u1", "u2", "u4", "f4", "c8")
+    SOURCES.append(Source("jax", jax.numpy.asarray, lambda kind: is_immutable_and_compact(kind) and kind.dtype in narrow,
+                          lambda tensor, array: np.asarray(tensor)))  # fmt: skip
 if pyarrow is not None:
-    for name, make in {"pyarrow": pyarrow.array, "pyarrow slice": lambda array: pyarrow.array(array)[1:]}.items():
-        SOURCES.append(Source(name, make, lambda kind: kind.readonly and is_row(kind),
-                              lambda tensor, array: tensor.to_numpy(), is_native=False))  # fmt: skip
-
-
+    SOURCES.append(Source(
+        "pyarrow slice", lambda array: pyarrow.array(array)[1:],
+        lambda kind: is_immutable_and_compact(kind) and kind.ndim == 1 and kind.dtype[0] in "iuf",
+        lambda tensor, array: tensor.to_numpy()))  # fmt: skip
 BY_NAME = {source.name: source for source in SOURCES}
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -323,22 +303,19 @@ def check_one_tensor(case: OneTensor) -> None:
 
 
 GROUPS = {
-    # name: (sources, what is drawn for one, shares of the examples)
-    "one tensor": (SOURCES, lambda source: calls_with_one(source, tuple(READERS)), 6),
+    # name: (what is drawn for a source, shares of the examples)
+    "one tensor": (lambda source: calls_with_one(source, tuple(READERS)), 6),
     # for a tensor of the same type, dtype and rank, but not the same layout
-    "another tensor's fast entry": (
-        [source for source in SOURCES if source.is_native],
-        lambda source: calls_with_one(source, ("look",), range(4), ("other fast entry",)), 2),
-    "writing": (SOURCES, lambda source: calls_with_one(source, ("rotate",)), 2),
-}  # fmt: skip
+    "another tensor's fast entry": (lambda source: calls_with_one(source, ("look",), range(4), ("other fast entry",)), 2),
+    "writing": (lambda source: calls_with_one(source, ("rotate",)), 2),
+}
 
 
-@pytest.mark.parametrize(
-    ("group", "source"), [(group, source) for group, (sources, _, _) in GROUPS.items() for source in sources], ids=str
-)
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+@pytest.mark.parametrize("group", GROUPS)
 def test_one_tensor(group, source):
-    sources, calls, shares = GROUPS[group]
-    fuzz(calls(source), check_one_tensor, shares / len(sources))
+    calls, shares = GROUPS[group]
+    fuzz(calls(source), check_one_tensor, shares / len(SOURCES))
 
 
 def test_a_call_that_does_not_compile_keeps_no_arguments():

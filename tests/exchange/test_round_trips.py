@@ -4,7 +4,6 @@ Real frameworks and producers made for the tests are the sources and the targets
 is asked of the frameworks, never of the package. Every managed tensor and every reference is counted.
 """
 
-import functools
 import itertools
 import sys
 import time
@@ -16,9 +15,9 @@ import numpy as np
 import pytest
 
 from exchanges import (  # isort: skip
-    CALLS, CONVERSIONS, COPIED, COUNTED, CPU, FORMS, LAYOUTS, NARROW, OF_ALL_DTYPES, PADDED, READONLY, SOURCES,
-    TARGETS, VECTORS, Given, aligned, borrowed, by_its_table, check_describes, counted, elements, end_of, eventually, exported,
-    imported, managed_in, one, place, taken_from, tensors, unwrapped, versioned,
+    CALLS, CONVERSIONS, COPIED, COUNTED, CPU, FORMS, LAYOUTS, NARROW, OF_ALL_DTYPES, PADDED, READONLY, SOURCES, TARGETS, VECTORS,
+    Given, aligned, borrowed, by_its_table, check_describes, counted, elements, end_of, eventually, exported, exporter, imported,
+    managed_in, one, place, taken_from, tensors, unwrapped, versioned,
 )
 from frameworks import NUMPY_DTYPES, has_versioned_capsules, needs_torch, numpys_reader, torch
 from hostile_producers import GOOD_IN_THE_END, Sets
@@ -61,10 +60,6 @@ def by_numpys_reader(x):
     assert (managed.version.major, managed.flags) == (1, int(not x.flags.writeable)) and managed.version.minor <= 3
     check_describes(managed.dl_tensor, x)
     return numpys_reader(Given(capsule(managed, b"dltensor_versioned")))
-
-
-def exporter(tensor):
-    return Given(functools.partial(to_dlpack, tensor))
 
 
 WAYS = {

@@ -20,11 +20,18 @@ from fastexchange.dispatch.runtime import runtime
 from fastexchange.ground.dtype_registry import ML_DTYPES, ML_DTYPES_PADDED
 
 CALLS = 40  # more than it takes for a fast entry
+V2 = np.dtype("V2")  # this very object is registered
 BITS = [127, 128, 129]  # 1.0, 2.0, 4.0 in float8_e8m0fnu, which has exponents only
 
 
 def _array():
     return np.array(BITS, "u1").view(ml_dtypes.float8_e8m0fnu)
+
+
+def _narrow(name):
+    if not hasattr(torch, name):
+        pytest.skip("this PyTorch does not have it")
+    return torch.tensor(BITS, dtype=torch.uint8).view(getattr(torch, name))
 
 
 Exporting = tabled_type("Exporting", dltensor_from_py_object_no_sync=None)
@@ -39,6 +46,14 @@ MAKERS = {
 }
 NEEDED = {"torch": torch, "jax": jax, "tvm_ffi": tvm_ffi}
 MAKERS = {name: make for name, make in MAKERS.items() if NEEDED.get(name, name) is not None}
+OTHERS = {
+    # elements other than float8_e8m0fnu: (what makes them, as what a kernel gets their bits)
+    "a registered dtype": (lambda: np.array(BITS, "u2").view("V2"), "uint16"),
+    "a registered dtype, only __dlpack__": (lambda: Dunder(np.array(BITS, "u2"), code=203), "uint16"),
+    "four bytes": (lambda: np.array(BITS, "u4").view("V4"), "uint32"),
+}
+if torch is not None:
+    OTHERS |= {"int4": (lambda: _narrow("int4"), "int8"), "uint4": (lambda: _narrow("uint4"), "uint8")}
 of_each = pytest.mark.parametrize("maker", MAKERS)
 
 
@@ -66,28 +81,27 @@ def refused(call, *words: str) -> None:
         assert word in message, message
 
 
-def check_way(way: str, tensor, plain, bits_sum: int, words=(), **options) -> None:
-    """Refused by a kernel, also with an overload and a fast entry for such bytes; one that asks gets the bits."""
-    function, call = WAYS[way]
-    kernel, asking = kernel_of(function, **options), kernel_of(function, storage=True, **options)
-    for _ in range(3):
-        refused(lambda: call(kernel, tensor), "position 0", *words)
-    assert [call(kernel, plain) for _ in range(CALLS)] == [3] * CALLS
-    for _ in range(3):
-        refused(lambda: call(kernel, tensor), "position 0", *words)
-    assert [call(asking, tensor) for _ in range(CALLS)] == [bits_sum] * CALLS
-
-
 # Producers differ in how the element type is found, ways in who finds it.
-PAIRS = [(way, maker) for way in WAYS for maker in MAKERS if way in ("position", "in a tuple") or maker in ("numpy", "torch")]
+PAIRS = [(way, maker) for way in WAYS for maker in (*MAKERS, *OTHERS)
+         if way in ("position", "in a tuple") or maker in ("numpy", "torch", "int4", "uint4")]  # fmt: skip
 
 
 @needs_ml_dtypes
 @pytest.mark.parametrize(("way", "maker"), PAIRS)
 def test_refused_on_every_path_but_by_a_kernel_that_asks_which_gets_the_bits(way, maker):
+    register_dlpack_dtype((203, 16), V2)
+    make, bits = OTHERS.get(maker) or (MAKERS[maker], "uint8")
+    words = (bits, *(("float8_e8m0fnu", "float32") if maker in MAKERS else ()))
+    (function, call), tensor, plain = WAYS[way], make(), np.ones(3, bits)
     for options in ({}, {"nogil": True}):
-        words = ("float8_e8m0fnu", "float32", "uint8")
-        check_way(way, MAKERS[maker](), np.ones(3, np.uint8), sum(BITS), words, **options)
+        kernel, asking = kernel_of(function, **options), kernel_of(function, storage=True, **options)
+        for _ in range(3):
+            refused(lambda: call(kernel, tensor), "position 0", *words)  # noqa: B023
+        assert [call(kernel, plain) for _ in range(CALLS)] == [3] * CALLS
+        for _ in range(3):  # now that there are an overload for such bits and a fast entry
+            refused(lambda: call(kernel, tensor), "position 0", *words)  # noqa: B023
+        assert [call(asking, tensor) for _ in range(CALLS)] == [np.array(BITS, "u4").astype(bits).sum()] * CALLS
+    refused(lambda: call(kernel_of(function, grad="allow"), tensor), "position 0", *words)
 
 
 @needs_ml_dtypes
@@ -155,12 +169,6 @@ def test_every_type_of_pytorch(name):
 LESS_THAN_A_BYTE = [f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)]
 
 
-def _narrow(name):
-    if not hasattr(torch, name):
-        pytest.skip("this PyTorch does not have it")
-    return torch.tensor([0x83, 1, 2], dtype=torch.uint8).view(getattr(torch, name))
-
-
 @needs_torch
 @pytest.mark.parametrize("name", LESS_THAN_A_BYTE)
 def test_integers_of_less_than_a_byte(name):
@@ -168,23 +176,12 @@ def test_integers_of_less_than_a_byte(name):
     tensor, whole = _narrow(name), f"{name[:-1]}8"
     refused(lambda: kernel_of(total)(tensor), "position 0", f"elements, {name}", f".view(torch.{whole})", f"bits as {whole}")
     assert kernel_of(total)(tensor.view(getattr(torch, whole))) == kernel_of(total, storage=True)(tensor)
+    for same, tail in (same_and_tail(tensor), same_and_tail_beside(tensor, "")):
+        assert same is tensor and tail.dtype == getattr(torch, whole)
     assert f"elements, {name};" in explain(tensor).reasons[-1]
     for convert_it in (from_dlpack, to_dlpack, lambda x: convert(x, np.ndarray)):
         with pytest.raises(BufferError, match=rf"its elements are {name}, .*pass its view\(torch.{whole}\)"):
             convert_it(tensor)
-
-
-@pytest.mark.slow
-@needs_torch
-@pytest.mark.parametrize("way", WAYS)
-def test_integers_of_less_than_a_byte_on_every_path(way):
-    for name, options in (("int4", {}), ("uint4", {"nogil": True})):
-        tensor, plain = _narrow(name), torch.ones(3, dtype=getattr(torch, f"{name[:-1]}8"))
-        check_way(way, tensor, plain, 0x83 + 3 - 256 * (name == "int4"), (name,), **options)
-        for same, tail in (same_and_tail(tensor), same_and_tail_beside(tensor, "")):
-            assert same is tensor and tail.dtype == plain.dtype
-        allowing = kernel_of(WAYS[way][0], grad="allow")
-        refused(lambda: WAYS[way][1](allowing, tensor), "position 0", name)  # noqa: B023
 
 
 @pytest.mark.slow
@@ -204,22 +201,12 @@ def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
                 tests.test_integers_of_less_than_a_byte(name)
             except pytest.skip.Exception:
                 continue
-        for way in tests.WAYS:
-            if way != "bound" or "queries" not in sys.argv[1]:
-                tests.test_integers_of_less_than_a_byte_on_every_path(way)
+        for way, maker in tests.PAIRS:
+            if maker == "int4" and (way != "bound" or "queries" not in sys.argv[1]):
+                tests.test_refused_on_every_path_but_by_a_kernel_that_asks_which_gets_the_bits(way, maker)
         """,
         unknown,
     )
-
-
-def test_registered_dtypes_and_others_that_are_bits():
-    register_dlpack_dtype((203, 16), np.dtype("V2"))
-    of_four = np.array(BITS, "u4").view("V4")
-    for array in (np.array(BITS, "u2").view("V2"), Dunder(np.array(BITS, "u2"), code=203), of_four):
-        for _ in range(3):
-            refused(lambda array=array: kernel_of(total)(array), "uint32" if array is of_four else "uint16")
-        kernel = kernel_of(total, storage=True)
-        assert [kernel(array) for _ in range(CALLS)] == [sum(BITS)] * CALLS
 
 
 def test_elements_without_an_integer_of_their_width():
