@@ -233,11 +233,6 @@ def kept(t, i):
         t.container.clear()
 
 
-def raised(t, i):
-    with contextlib.suppress(ValueError):
-        raises(t.some(i))
-
-
 def not_binding(t, i):
     given, named = (((t.array,) * 2, {}), ((t.array,) * 4, {}), ((t.array,) * 3, {"unknown": t.array}))[i % 3]
     fails(add, *given, **named)
@@ -247,10 +242,6 @@ def lists_changed(t, i):
     fresh = [t.array, *t.native[2:]]
     tensors = fresh[i % len(fresh) :]
     shuffle(tensors, tensors if i & 1 else fresh)
-
-
-def lists_refused(t, i):
-    fails(total, [*t.tensors, other_shape if i & 1 else t.bad[i // 2 % 6]], ([t.array], 1))
 
 
 def converted(t, i):
@@ -313,9 +304,9 @@ WAYS = (
     ("tuples and named tuples", 15_000, nested),
     ("lists", 20_000, listed),
     ("lists that the kernel changes", 10_000, lists_changed),
-    ("lists refused", 1_000, lists_refused),
+    ("lists refused", 1_000, lambda t, i: fails(total, [*t.tensors, t.bad[i % 6] if i & 1 else other_shape], ([t.array], 1))),
     ("declared outputs", 14_000, doubled_in_turn),
-    ("exceptions in the kernel", 20_000, raised),
+    ("exceptions in the kernel", 20_000, lambda t, i: fails(raises, t.some(i))),
     ("refused", 12_000, lambda t, i: fails(add, t.array, of(t.bad, i), t.array)),
     ("refused in the middle of seven", 4_000, lambda t, i: fails(gather, *t.tensors[:3], of(t.bad, i), *t.counted[:3])),
     ("arguments that do not bind", 8_000, not_binding),
