@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from exchanges import (  # isort: skip
-    ATTRIBUTE, COPIED, OLDER, PADDED, READONLY, SWAPPED, TABLE_PRELUDE, WRAPPERS, ByProperty, Sub, call, delete, exported,
-    ml_dtypes, needs_ml_dtypes, needs_the_attribute_free, place, table_in,
+    ATTRIBUTE, COPIED, OLDER, PADDED, READONLY, SOURCES, SWAPPED, TABLE_PRELUDE, WRAPPERS, ByProperty, Sub, call, delete,
+    exported, ml_dtypes, needs_ml_dtypes, needs_the_attribute_free, place, table_in,
 )
 from forked import fork_python, needs_fork, run_forked
 from frameworks import needs_torch, torch, tvm_ffi
@@ -295,21 +295,17 @@ def test_polyfill_in_a_process_of_its_own(scene, ends):
 
 # ---- wrappers --------------------------------------------------------------------------------------------------------
 
-INNER = [lambda array, ledger: array, lambda array, ledger: array.view(Sub), Tabled, Dunder, Legacy,
-         lambda array, ledger: memoryview(array)]  # fmt: skip
-if torch is not None:
-    INNER.append(lambda array, ledger: torch.from_numpy(array))
-if tvm_ffi is not None:
-    INNER.append(lambda array, ledger: tvm_ffi.from_dlpack(array))
+INNER = ("numpy.ndarray", "subclass of ndarray", "exchange table", "only __dlpack__", "only legacy __dlpack__", "memoryview",
+         "torch.Tensor", "tvm_ffi.Tensor")  # fmt: skip
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda cls: cls.__name__)
 def test_a_wrapper_stands_for_what_it_wraps(wrapper):
-    for make in INNER:
-        array, ledger = np.arange(4.0), Ledger()
-        wrapped = wrapper(make(array, ledger))
+    for name in filter(SOURCES.__contains__, INNER):
+        array = np.arange(4.0)
+        wrapped = wrapper(SOURCES[name](array))
+        ledger, want = getattr(wrapped.inner, "ledger", Ledger()), (array.ctypes.data, 6.0)
         getattr(wrapped, ATTRIBUTE)  # which functools keeps
-        want = (array.ctypes.data, 6.0)
         with references_kept(array, wrapped):
             for _ in range(3):
                 assert seen(wrapped) == seen(x=wrapped) == seen_unlocked(wrapped) == seen_in_tuple((1, wrapped)) == want

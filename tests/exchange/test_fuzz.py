@@ -356,15 +356,26 @@ def test_random_bytes(name, tmp_path):
 
 
 EVERY = ("kernel", "fast entry", "kernel without the GIL", "from_dlpack")
-OUT_OF_64_BITS = {
+LIMITS = {
+    # a tensor: (what is said of it, whether it is refused, by which consumers)
     "an address that is NULL once the byte offset is added": (
-        fuzzing.Tensor(is_real=False, data=-8, byte_offset=8), (*EVERY, "from_dlpack, by Python")),
-    "a stride that in bytes is that of C order only in 64 bits": (fuzzing.Tensor(shape=(4,), strides=(2**61 + 1,)), EVERY),
+        fuzzing.Tensor(is_real=False, data=-8, byte_offset=8), "refused", (*EVERY, "from_dlpack, by Python")),
+    "a stride that in bytes is that of C order only in 64 bits": (
+        fuzzing.Tensor(shape=(4,), strides=(2**61 + 1,)), "refused", EVERY),
+    "a stride without an absolute value": (fuzzing.Tensor(strides=(-(2**63),)), "refused", EVERY),
+    "as many elements as there may be": (fuzzing.Tensor(5, ndim=2, shape=(2**27, 2**28)), "accepted", EVERY),
+    "twice as many": (fuzzing.Tensor(5, ndim=2, shape=(2**28, 2**28)), "refused", EVERY),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", OUT_OF_64_BITS)
-def test_what_overflows_is_refused(what):
-    tensor, consumers = OUT_OF_64_BITS[what]
+@pytest.mark.parametrize("what", LIMITS)
+def test_tensors_at_the_limits(what):
+    tensor, outcome, consumers = LIMITS[what]
     for consumer in consumers:
-        assert fuzzing.try_tensor((tensor, "view", consumer)) == "refused"
+        assert fuzzing.try_tensor((tensor, "view", consumer)) == outcome
+
+
+def test_chains_of_tables_at_the_limit():
+    for newer, way in ((63, "view"), (64, "refused")):
+        tables = (*[fuzzing.Table((2, 0))] * newer, fuzzing.Table())
+        assert fuzzing.try_tables(fuzzing.TableCase(tables)) == way

@@ -250,6 +250,22 @@ def test_unusual_descriptions_are_understood(description):
             tensor.ledger.check(tensor.ledger.made)
 
 
+@pytest.mark.parametrize("to", CONVERSIONS)
+def test_unusual_descriptions_are_understood_by_other_frameworks(to):
+    for description, kind in itertools.product(DESCRIPTIONS, COUNTED):
+        if description in ("misaligned", "all strides negative", "a byte offset, no strides") or "on " in description:
+            continue  # some refuse or copy these
+        array, lies = DESCRIPTIONS[description](aligned())
+        if (to == "to pyarrow.Array" and array.ndim != 1) or (to == "to paddle.Tensor" and array.ndim > 9):
+            continue
+        tensor = kind(array, **lies)
+        seen = elements(CONVERSIONS[to](tensor))
+        assert (seen.dtype, seen.shape, seen.tolist()) == (array.dtype, array.shape, array.tolist()), (description, kind)
+        del seen
+        assert not tensor.ledger.out or eventually(lambda tensor=tensor: not tensor.ledger.out)
+        tensor.ledger.check(tensor.ledger.made)
+
+
 def test_flags_of_a_producer_are_passed_on():
     for kind in (Tabled, Dunder):
         for flags in (0, READONLY, COPIED, READONLY | COPIED, PADDED):
@@ -403,6 +419,7 @@ def fail(error):
 TAKES = {
     "refuses": (lambda *both: -1, BufferError, ""),
     "refuses in words": (lambda *both: fail(BufferError("no such tensors here")), BufferError, "no such tensors here"),
+    "refuses late": (lambda managed, out: -1 if managed.deleter(managed) is None else 0, BufferError, ""),
     "fails": (lambda *both: fail(PermissionError("not today")), PermissionError, "not today"),
     "gives nothing": (lambda *both: 0, BufferError, ""),
     "gives another type": (give_something_else, (TypeError, BufferError), ""),
