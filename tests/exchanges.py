@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from frameworks import StridedMemoryView, paddle, torch, tvm_ffi
 from interoperability import LAYOUTS as MATRIX_LAYOUTS
-from interoperability import PRODUCERS, jax, ml_dtypes, pyarrow
+from interoperability import PRODUCERS, Wrapper, jax, ml_dtypes, pyarrow
 from made_producers import TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name
 from oracle import ONE_REFERENCE
 
@@ -147,18 +147,9 @@ class Sub(np.ndarray):
     pass
 
 
-class ByProperty:
-    """Wrappers: their attribute is no table, but another tensor."""
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    @property
-    def __dlpack_c_exchange_api__(self):
-        return self.inner
-
-
 class ByCachedProperty:
+    """As ``Wrapper``: the attribute is no table, but another tensor."""
+
     def __init__(self, inner):
         self.inner = inner
 
@@ -174,10 +165,11 @@ class BySlot:
         self.inner = self.__dlpack_c_exchange_api__ = inner
 
 
-class Derived(ByProperty):
+class Derived(Wrapper):
     pass
 
 
+ByProperty = Wrapper
 WRAPPERS = [ByProperty, ByCachedProperty, BySlot, Derived]
 
 
@@ -267,7 +259,7 @@ def one(source: str):
 
 
 def unwrapped(tensor):
-    while isinstance(tensor, tuple(WRAPPERS)) or type(tensor).__name__ == "Wrapper":
+    while isinstance(tensor, tuple(WRAPPERS)):
         tensor = tensor.inner
     return tensor
 
@@ -313,6 +305,11 @@ class Given:
 
     def __dlpack__(self, *, max_version=None, dl_device=None, copy=None, **_):
         return self.give(max_version=max_version, device=dl_device, copy=copy)
+
+
+def exporter(tensor):
+    """An object whose ``__dlpack__`` is :func:`to_dlpack`."""
+    return Given(functools.partial(to_dlpack, tensor))
 
 
 def versioned(tensor, **options):

@@ -111,14 +111,6 @@ def is_exported(dtype) -> bool:
     return True
 
 
-def exports_own_strides() -> bool:
-    """Whether PyTorch exports strides of dimensions of one element as they are; before version 2.9 they become 1."""
-    if torch is None:
-        return False
-    strange = torch.empty_strided((1, 2), (77, 1))
-    return np.from_dlpack(strange).strides == strange.numpy().strides
-
-
 FRAMEWORKS = [
     Framework("numpy", lambda array: array),
     Framework("exchange table", Tabled, readonly=False),
@@ -127,8 +119,10 @@ FRAMEWORKS = [
     Framework("unversioned __dlpack__", Ignorant, readonly=False, mutable=False),
 ]
 if torch is not None:
+    _strange = torch.empty_strided((1, 2), (77, 1))  # before version 2.9 strides of dimensions of one element are exported as 1
+    _own_strides = np.from_dlpack(_strange).strides == _strange.numpy().strides
     FRAMEWORKS.append(
-        Framework("torch", torch.from_numpy, readonly=False, negative_strides=False, own_strides=exports_own_strides())
+        Framework("torch", torch.from_numpy, readonly=False, negative_strides=False, own_strides=_own_strides)
     )
 if tvm_ffi is not None:
     FRAMEWORKS.append(

@@ -4,7 +4,6 @@ The second half is the fuzzer of the validator. It runs in a process of its own,
 a file before it tries it: after a crash the file has the example that the process died of.
 """
 
-import collections
 import dataclasses
 import functools
 import gc
@@ -34,18 +33,10 @@ try:
 except ImportError:
     ml_dtypes = None
 
-CALLS_TO_A_FAST_ENTRY = 20
-
 # ---- what a kernel says of its arguments -----------------------------------------------------------------------------
 
 TYPES: list = []
 """Numba types, by the number that :func:`type_number` gives."""
-
-
-def number_of(numba_type) -> int:
-    if numba_type not in TYPES:
-        TYPES.append(numba_type)
-    return TYPES.index(numba_type)
 
 
 def type_number(x):
@@ -58,36 +49,20 @@ def report(x):
 
 @overload(type_number)
 def _type_number(x):
-    number = number_of(x)
+    if x not in TYPES:
+        TYPES.append(x)
+    number = TYPES.index(x)
     return lambda x: number
 
 
 @overload(report)
 def _report(x):
-    if isinstance(x, types.Array):
-        return _report_array
-    if isinstance(x, types.BaseTuple):
-        return _TUPLE_REPORTS[len(x)]
-    if isinstance(x, (types.NoneType, types.Omitted)):
-        return lambda x: 0
-    if isinstance(x, types.UnicodeType):
-        return lambda x: len(x)
-    return lambda x: x
+    def of_array(x):
+        if x.size == 0:  # pointer and strides mean nothing
+            return x.shape, x.shape, np.uintp(0), x.size, x.itemsize, x.ndim
+        return x.shape, x.strides, np.uintp(x.ctypes.data), x.size, x.itemsize, x.ndim
 
-
-def _report_array(x):
-    if x.size == 0:  # pointer and strides mean nothing
-        return x.shape, x.shape, np.uintp(0), x.size, x.itemsize, x.ndim
-    return x.shape, x.strides, np.uintp(x.ctypes.data), x.size, x.itemsize, x.ndim
-
-
-_TUPLE_REPORTS = (
-    lambda x: (),
-    lambda x: (report(x[0]),),
-    lambda x: (report(x[0]), report(x[1])),
-    lambda x: (report(x[0]), report(x[1]), report(x[2])),
-    lambda x: (report(x[0]), report(x[1]), report(x[2]), report(x[3])),
-)
+    return of_array
 
 
 def look(x):
@@ -103,8 +78,6 @@ def total(x):
 
 def type_of(view):
     """The Numba type that a kernel has to see: ``numba.typeof``'s, which takes every array for aligned, corrected."""
-    if isinstance(view, tuple):
-        return types.BaseTuple.from_types(tuple(map(type_of, view)))
     found = numba.typeof(view)
     if isinstance(view, np.ndarray) and not view.flags.aligned:
         found = types.Array(found.dtype, found.ndim, found.layout, not found.mutable, aligned=False)
@@ -223,16 +196,10 @@ DTYPE_NAMES = {
     (1, 64): "u8", (2, 16): "f2", (2, 32): "f4", (2, 64): "f8", (5, 64): "c8", (5, 128): "c16",
 }  # fmt: skip
 """NumPy's dtypes by DLPack's code and bits."""
-ML_DTYPE_NAMES = {
-    (4, 16): "bfloat16", (7, 8): "float8_e3m4", (8, 8): "float8_e4m3", (9, 8): "float8_e4m3b11fnuz",
-    (10, 8): "float8_e4m3fn", (11, 8): "float8_e4m3fnuz", (12, 8): "float8_e5m2", (13, 8): "float8_e5m2fnuz",
-    (14, 8): "float8_e8m0fnu", (5, 32): "complex32",
-}  # fmt: skip
-"""Those of ml_dtypes."""
+FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+OF_ML_DTYPES = {(4, 16): "bfloat16", (5, 32): "complex32", **{(7 + i, 8): f"float8_{name}" for i, name in enumerate(FLOAT8)}}
 KNOWN_DTYPES = {key: np.dtype(name) for key, name in DTYPE_NAMES.items()}
-KNOWN_DTYPES |= {
-    key: np.dtype(getattr(ml_dtypes, name)) for key, name in ML_DTYPE_NAMES.items() if hasattr(ml_dtypes, name)
-}
+KNOWN_DTYPES |= {key: np.dtype(getattr(ml_dtypes, name)) for key, name in OF_ML_DTYPES.items() if hasattr(ml_dtypes, name)}
 READABLE_DEVICES = (1, 3, 11, 13)
 LARGEST = 2**55
 """Elements in a tensor, and from its first to its last."""
@@ -241,7 +208,7 @@ LOWEST_ADDRESS = 2**22
 MAX_NDIM = 64
 MAX_TABLES = 64
 
-KERNEL_KINDS = {("f8", 1), ("f8", 2), ("i4", 1), ("c8", 2), ("?", 0), ("u1", 3)}
+KERNEL_KINDS = {("f8", 1), ("c8", 2), ("?", 0), ("u1", 3)}
 """Dtypes and ranks of accepted tensors of which kernels are called: each is compiled for. ``from_dlpack`` takes all."""
 
 
@@ -270,13 +237,9 @@ class Tensor:
 
     def lies(self, memory: np.ndarray) -> dict:
         """The same, for ``made_producers.fill`` and its callers."""
-        lies = {
-            "code": self.code, "bits": self.bits, "lanes": self.lanes, "device_type": self.device_type,
-            "device_id": self.device_id, "ndim": self.ndim, "version": self.version, "flags": self.flags,
-            "data": self.pointer(memory), "byte_offset": self.byte_offset,
-            "shape": None if self.shape is None else self.shape + (1,) * MAX_NDIM,
-            "strides": None if self.strides is None else self.strides + (1,) * MAX_NDIM,
-        }  # fmt: skip
+        words = {"shape": self.shape, "strides": self.strides}
+        words = {name: None if given is None else given + (1,) * MAX_NDIM for name, given in words.items()}
+        lies = {**vars(self), **words, "data": self.pointer(memory)}
         return lies if self.has_deleter else {**lies, "deleter": ffi.NULL}
 
     def pointer(self, memory: np.ndarray) -> int:
@@ -339,7 +302,7 @@ INT32 = st.one_of(st.integers(-2, 7), st.sampled_from([63, 64, 65, 2**31 - 1, -(
 UINT32 = st.one_of(st.integers(0, 20), st.integers(0, 2**32 - 1))
 DISTANCES = st.integers(-300, 300)
 DTYPES = st.one_of(
-    st.sampled_from(sorted({**DTYPE_NAMES, **ML_DTYPE_NAMES})),
+    st.sampled_from(sorted({**DTYPE_NAMES, **OF_ML_DTYPES})),
     st.tuples(st.integers(0, 18), st.sampled_from([0, 1, 2, 4, 6, 8, 16, 24, 32, 64, 128])),
     st.tuples(st.integers(0, 255), st.integers(0, 255)),
 )
@@ -391,94 +354,72 @@ def tensors(draw) -> Tensor:
 PRODUCERS = {
     "view": Tabled, "export": tabled_type("Exported", **{VIEW: None}), "__dlpack__": Dunder, "legacy __dlpack__": Legacy,
 }  # fmt: skip
-CONSUMERS = (
-    "kernel", "fast entry", "keyword", "kernel without the GIL", "kernel, in a tuple", "kernel, beside what only Numba reads",
-    "from_dlpack", "from_dlpack, by Python",
-)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TensorCase:
-    """What is handed over, and how."""
-
-    tensor: Tensor
-    producer: str
-    consumer: str
-
-    @property
-    def protocol(self) -> str:
-        if self.producer == "legacy __dlpack__":
-            return "legacy"
-        borrows = self.consumer in ("kernel", "fast entry", "keyword", "kernel, in a tuple")
-        return "borrowed" if self.producer == "view" and borrows else "versioned"
-
-
-def first_of(x):
-    return type_number(x[0]), report(x[0])
-
-
-def beside(text, x):
-    return type_number(x), report(x)
-
-
-looks, looks_unlocked = fast_args(look), fast_args(look, nogil=True)
-looks_inside, looks_beside, adds = fast_args(first_of), fast_args(beside), fast_args(total)
+looks, looks_unlocked, adds = fast_args(look), fast_args(look, nogil=True), fast_args(total)
+looks_inside = fast_args(lambda pair: (type_number(pair[0]), report(pair[0])))
+looks_beside = fast_args(lambda text, x: (type_number(x), report(x)))
+CONSUMERS = {
+    "kernel": looks,
+    "fast entry": looks,
+    "keyword": lambda tensor: looks(x=tensor),
+    "kernel without the GIL": looks_unlocked,
+    "kernel, in a tuple": lambda tensor: looks_inside((tensor, 1)),
+    "kernel, beside what only Numba reads": lambda tensor: looks_beside(ONLY_NUMBA, tensor),
+    "from_dlpack": from_dlpack,
+    "from_dlpack, by Python": lambda tensor: from_dlpack(tensor, copy=None),
+}
 
 
 @functools.cache
 def honest(dtype: str, ndim: int):
     """A sound tensor of the type ``Tabled`` for which `looks` has a fast entry."""
     tensor = Tabled(np.ones((2,) * ndim, dtype))
-    for _ in range(CALLS_TO_A_FAST_ENTRY):
+    for _ in range(20):
         looks(tensor)
     assert is_fast(looks, tensor)
     return tensor
 
 
-def consume(case: TensorCase, tensor):
-    if case.consumer == "fast entry":
-        name = DTYPE_NAMES.get((case.tensor.code, case.tensor.bits))
-        kind = (name, case.tensor.ndim) if (name, case.tensor.ndim) in KERNEL_KINDS else ("f8", 1)
-        looks(honest(*kind))  # the next call goes to its fast entry
-        return looks(tensor)
-    return {
-        "kernel": lambda: looks(tensor),
-        "keyword": lambda: looks(x=tensor),
-        "kernel without the GIL": lambda: looks_unlocked(tensor),
-        "kernel, in a tuple": lambda: looks_inside((tensor, 1)),
-        "kernel, beside what only Numba reads": lambda: looks_beside(ONLY_NUMBA, tensor),
-        "from_dlpack": lambda: from_dlpack(tensor),
-        "from_dlpack, by Python": lambda: from_dlpack(tensor, copy=None),
-    }[case.consumer]()
-
-
-def try_tensor(case: TensorCase) -> str:
+def try_tensor(case: tuple[Tensor, str, str]) -> str:
     """Hand a tensor over: what :func:`expected` says comes of it, and nothing is lost. Returns the outcome."""
+    described, producer, consumer = case
     memory = np.arange(2048).astype(np.uint8) % 251
     ledger = Ledger()
-    tensor = PRODUCERS[case.producer](memory, ledger, **case.tensor.lies(memory))
-    want = expected(case.tensor, memory, case.protocol)
-    is_kernel = not case.consumer.startswith("from_dlpack")
-    if want is not None and is_kernel and (want.dtype.char, want.ndim) not in _KERNEL_CHARS:
+    tensor = PRODUCERS[producer](memory, ledger, **described.lies(memory))
+    borrows = producer == "view" and consumer in ("kernel", "fast entry", "keyword", "kernel, in a tuple")
+    protocol = "legacy" if producer == "legacy __dlpack__" else "borrowed" if borrows else "versioned"
+    want = expected(described, memory, protocol)
+    is_kernel = not consumer.startswith("from_dlpack")
+    if want is not None and is_kernel and (want.dtype.str[1:].replace("b1", "?"), want.ndim) not in KERNEL_KINDS:
         return "not compiled"
     references = sys.getrefcount(tensor)
+    if consumer == "fast entry":
+        kind = DTYPE_NAMES.get((described.code, described.bits)), described.ndim
+        looks(honest(*kind if kind in KERNEL_KINDS else ("f8", 1)))  # the next call goes to its fast entry
     try:
-        got = consume(case, tensor)
+        got = CONSUMERS[consumer](tensor)
     except BufferError as error:
         assert want is None, f"refused, though it is {want.__array_interface__}: {error}"
         assert not is_kernel or "(position " in str(error)
         outcome = "refused"
     else:
         assert want is not None, f"accepted: {got!r}" if is_kernel else f"accepted: {got.__array_interface__}"
-        (_check_report if is_kernel else _check_array)(got, want, memory)
         outcome = "accepted"
+        if is_kernel:
+            number, seen = got
+            assert TYPES[number] == type_of(want)
+            assert seen[0] == want.shape and seen[3:] == (want.size, want.itemsize, want.ndim)
+            assert not want.size or (led_to(want.shape, seen[1]), seen[2]) == (want.strides, want.ctypes.data)
+        else:
+            check_array(got, want, memory)
         del got
-        if case.consumer == "kernel" and want.dtype.char in "di" and is_in(memory, want):
+        if consumer == "kernel" and want.dtype.char in "di" and is_in(memory, want):
             assert adds(tensor)[1] == numbas(adds)(want)[1]
     if sys.getrefcount(tensor) != references:  # tracebacks and their frames may hold each other
         gc.collect()
         assert sys.getrefcount(tensor) == references
-    if case.tensor.has_deleter:
+    if described.has_deleter:
         ledger.check(ledger.made)
     else:
         assert not ledger.deleted
@@ -488,22 +429,12 @@ def try_tensor(case: TensorCase) -> str:
     return outcome
 
 
-_KERNEL_CHARS = {(np.dtype(dtype).char, ndim) for dtype, ndim in KERNEL_KINDS}
-
-
 def led_to(shape, strides):
     """The strides that lead to an element; of others, which mean nothing, 0."""
     return tuple(stride if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True))
 
 
-def _check_report(got, want: np.ndarray, memory: np.ndarray) -> None:
-    number, seen = got
-    assert TYPES[number] == type_of(want)
-    assert seen[0] == want.shape and seen[3:] == (want.size, want.itemsize, want.ndim)
-    assert not want.size or (led_to(want.shape, seen[1]), seen[2]) == (want.strides, want.ctypes.data)
-
-
-def _check_array(got: np.ndarray, want: np.ndarray, memory: np.ndarray) -> None:
+def check_array(got: np.ndarray, want: np.ndarray, memory: np.ndarray) -> None:
     assert got.dtype == want.dtype and got.shape == want.shape and got.flags.writeable == want.flags.writeable
     if want.size:
         assert (led_to(want.shape, got.strides), got.ctypes.data) == (want.strides, want.ctypes.data)
@@ -526,97 +457,75 @@ class Table:
 
 @dataclass(frozen=True)
 class TableCase:
-    """A type with a chain of tables, the last pointing back to the one at `back`, in one or both of the attributes."""
+    """A type with a chain of tables, the last pointing back to the one at `back`."""
 
-    tables: tuple[Table, ...] = (Table(),)
+    tables: tuple[Table, ...]
     back: int | None = None
-    attribute: str = "table"
-    older_attribute: str = "absent"
+    attribute: str = "__dlpack_c_exchange_api__"
     methods: str = "none"
 
 
-AUTHORS = 3
-BY_METHOD = 7.0
-ATTRIBUTE, OLDER = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
-HOLDERS = ("table", "absent", "None", "capsule of another name", "address", "0", "-1", "text")
-_arrays = [np.full(3, float(author)) for author in range(AUTHORS)]
+ATTRIBUTES = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
+_arrays = [np.full(3, float(author)) for author in range(4)]  # of three authors of tables, and of __dlpack__
 _ledger = Ledger()
-_calls: collections.Counter = collections.Counter()
+_calls: set[str] = set()
 _words: dict[int, object] = {}
 
 
 def _functions_of(author: int) -> dict:
     @ffi.callback("int(void *, DLTensor *)")
     def view(py_object, out):
-        _calls["view"] += 1
+        _calls.add("view")
         _words[author] = fill(out, _arrays[author])
         return 0
 
     @ffi.callback("int(void *, DLManagedTensorVersioned **)")
     def export(py_object, out):
-        _calls["export"] += 1
+        _calls.add("export")
         out[0] = export_versioned(_ledger, _arrays[author])
         return 0
 
     return {VIEW: view, EXPORT: export}
 
 
-_functions = [_functions_of(author) for author in range(AUTHORS)]
+_functions = [_functions_of(author) for author in range(3)]
 
 
 class Methods:
-    """``__dlpack__``, whose tensors tell themselves from those of tables."""
-
     def __dlpack_device__(self):
         return (1, 0)
 
     def __dlpack__(self, *, max_version=None):
-        _calls["__dlpack__"] += 1
-        return capsule(export_versioned(_ledger, _by_method), b"dltensor_versioned")
-
-
-_by_method = np.full(3, BY_METHOD)
+        _calls.add("__dlpack__")
+        return capsule(export_versioned(_ledger, _arrays[3]), b"dltensor_versioned")
 
 
 def make_type(case: TableCase) -> type:
-    chain = None
-    made = []
+    made = [None]
     for table in reversed(case.tables):
         functions = {**_functions[table.author], **dict.fromkeys(table.missing)}
-        chain = exchange_table(table.version, chain, **functions)
-        made.insert(0, chain)
+        made.insert(0, exchange_table(table.version, made[0], **functions))
     if case.back is not None:
-        made[-1].header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", made[case.back % len(made)])
-    values = {
-        "table": capsule(chain, TABLE_CAPSULE), "None": None, "capsule of another name": capsule(chain, b"dltensor"),
-        "address": address_of(chain), "0": 0, "-1": -1, "text": "dlpack_exchange_api",
-    }  # fmt: skip
-    held = {ATTRIBUTE: case.attribute, OLDER: case.older_attribute}
-    attributes = {name: values[holder] for name, holder in held.items() if holder != "absent"}
-    cls = type("Fuzzed", (Methods,) if case.methods == "inherited" else (), attributes)
+        made[-2].header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", made[case.back % len(case.tables)])
+    bases = (Methods,) if case.methods == "inherited" else ()
+    cls = type("Fuzzed", bases, {case.attribute: capsule(made[0], TABLE_CAPSULE)})
     return type("FuzzedMethods", (cls,), {**vars(Methods)}) if case.methods == "overridden" else cls
 
 
 def expected_source(case: TableCase) -> tuple[float, str] | None:
     """(an element of the tensor, which function gives it) by the rules of the Python specification; None: TypeError."""
-    by_method = None if case.methods == "none" else (BY_METHOD, "__dlpack__")
-    is_older = case.attribute in ("absent", "None")
-    holder = case.older_attribute if is_older else case.attribute
-    if holder != "table" and not (is_older and holder == "address"):
-        return by_method
-    if case.methods == "overridden":
-        return by_method
+    by_method = None if case.methods == "none" else (3, "__dlpack__")
     index = 0
-    for _ in range(MAX_TABLES):
+    for _ in range(MAX_TABLES if case.methods != "overridden" else 0):
         table = case.tables[index]
         if table.version[0] == 1:
             if set(table.missing) & set(REQUIRED):
-                return by_method
-            return float(table.author), "export" if VIEW in table.missing else "view"
+                break
+            return table.author, "export" if VIEW in table.missing else "view"
         index += 1
         if index == len(case.tables):
             if case.back is None:
-                return by_method
+                break
             index = case.back % len(case.tables)
     return by_method
 
@@ -625,28 +534,23 @@ def expected_source(case: TableCase) -> tuple[float, str] | None:
 def table_cases(draw) -> TableCase:
     versions = st.tuples(st.one_of(st.just(1), st.sampled_from([1, 2, 0]), UINT32), UINT32)
     missing = st.lists(st.sampled_from((VIEW, *REQUIRED)), max_size=2, unique=True).map(tuple)
-    tables = st.builds(Table, versions, st.one_of(st.just(()), missing), st.integers(0, AUTHORS - 1))
+    tables = st.builds(Table, versions, st.one_of(st.just(()), missing), st.integers(0, 2))
     chain = draw(st.lists(tables, min_size=1, max_size=5))
     if draw(st.integers(0, 7)) == 0:  # around the limit of what is followed
         chain = [Table((2, 0))] * draw(st.integers(60, 66)) + chain
     back = draw(st.one_of(st.none(), st.none(), st.integers(0, 9)))
-    holders = st.one_of(*[st.just("table")] * 3, st.sampled_from(HOLDERS))
-    older = draw(st.sampled_from(HOLDERS))
-    methods = draw(st.sampled_from(["none", "none", "inherited", "inherited", "overridden"]))
-    return TableCase(tuple(chain), back, draw(holders), older, methods)
+    methods = st.sampled_from(["none", "none", "inherited", "inherited", "overridden"])
+    return TableCase(tuple(chain), back, draw(st.sampled_from(ATTRIBUTES)), draw(methods))
 
 
-@fast_args
-def last_of(x):
-    return x[-1]
+last_of = fast_args(lambda x: x[-1])
 
 
 def try_tables(case: TableCase) -> str:
     """A type with these tables takes the way that :func:`expected_source` says, or is refused. Returns the way."""
-    cls = make_type(case)
+    cls, want = make_type(case), expected_source(case)
     tensor = cls()
-    want = expected_source(case)
-    for call in (last_of, last_of, lambda x: last_of(x=x), lambda x: from_dlpack(x)[-1]):
+    for call in (last_of, last_of, lambda x: last_of(x=x), lambda x: from_dlpack(x)[-1], lambda x: exchange_api(cls)):
         _calls.clear()
         try:
             got = call(tensor)
@@ -654,45 +558,35 @@ def try_tables(case: TableCase) -> str:
             assert want is None, f"refused, though it is {want}: {error}"
         else:
             assert want is not None, f"accepted: {got}"
-            way = want[1] if isinstance(got, float) and type(got) is float else want[1].replace("view", "export")
-            assert got == want[0] and _calls.keys() == {way}, (got, _calls)
+            if type(got).__name__ != "PyCapsule":
+                way = want[1] if type(got) is float else want[1].replace("view", "export")
+                assert got == want[0] and _calls == {way}, (got, _calls)
         _ledger.check(_ledger.made)
-    try:
-        found = exchange_api(cls)
-    except TypeError:
-        assert want is None
-    else:
-        assert want is not None and type(found).__name__ == "PyCapsule"
     return want[1] if want else "refused"
 
 
 # ---- running them ----------------------------------------------------------------------------------------------------
 
 FUZZERS = {
-    "tensors": (try_tensor, st.builds(TensorCase, tensors(), st.sampled_from(sorted(PRODUCERS)), st.sampled_from(CONSUMERS))),
+    "tensors": (try_tensor, st.tuples(tensors(), st.sampled_from(sorted(PRODUCERS)), st.sampled_from(sorted(CONSUMERS)))),
     "tables": (try_tables, table_cases()),
 }
 
 
 def fuzz(name: str, examples: int, number: int, note: str) -> None:
-    """Try `examples` random examples, always the same ones for the same `number`; print how often each outcome was.
+    """Try `examples` random examples, always the same ones for the same `number`; print what came of them.
 
     Each is written to the file `note` before it is tried.
     """
     attempt, strategy = FUZZERS[name]
-    outcomes: collections.Counter = collections.Counter()
+    outcomes = set()
 
-    with Path(note).open("w") as file:
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @seed(number)
+    @given(strategy)
+    def run(case):
+        Path(note).write_text(f"{case!r}\n")
+        outcomes.add(attempt(case))
 
-        @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @seed(number)
-        @given(strategy)
-        def run(case):
-            file.seek(0)
-            file.write(f"{case!r}\n")
-            file.truncate()
-            file.flush()
-            outcomes[attempt(case)] += 1
-
-        run()
-    print(json.dumps(outcomes))
+    run()
+    print(json.dumps(sorted(outcomes)))

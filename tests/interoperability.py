@@ -52,7 +52,7 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-ANYTHING = "no elements"
+NO_ELEMENTS = "no elements"
 """The outcome for a tensor without memory."""
 
 
@@ -72,10 +72,6 @@ class Way:
     name: str
     take: Callable[[Any], tuple[int, list]]
     is_installed: bool = True
-    is_by_address: bool = False
-    """Whether memory is shared or copied according to its alignment."""
-    sees_bits: bool = False
-    """Whether elements beyond Numba's types are seen as unsigned integers."""
 
 
 def _of(takes: Callable[[np.ndarray], bool], make: Callable[[np.ndarray], Any]):
@@ -89,7 +85,7 @@ def _of(takes: Callable[[np.ndarray], bool], make: Callable[[np.ndarray], Any]):
     return made
 
 
-def _is_plain_vector(array: np.ndarray) -> bool:
+def _is_vector(array: np.ndarray) -> bool:
     return array.ndim == 1 and array.dtype.kind in "iuf" and array.flags.c_contiguous
 
 
@@ -97,8 +93,8 @@ def _is_bytes(array: np.ndarray) -> bool:
     return array.ndim == 1 and array.dtype == np.uint8 and array.size > 0
 
 
-def _is_of_c(array: np.ndarray) -> bool:
-    return array.size > 0 and array.flags.c_contiguous and array.dtype.kind in "?iuf" and array.dtype.char != "e"
+def _is_plain(array: np.ndarray) -> bool:
+    return array.dtype.kind != "V"
 
 
 def _is_plain_and_writable(array: np.ndarray) -> bool:
@@ -127,8 +123,8 @@ class Older(Tabled):
 class Wrapper:
     """Forwards to the tensor that it wraps."""
 
-    def __init__(self, array: np.ndarray):
-        self.inner = array
+    def __init__(self, inner):
+        self.inner = inner
 
     @property
     def __dlpack_c_exchange_api__(self):
@@ -147,19 +143,19 @@ PRODUCERS = [
     Producer("`cuda.core`'s `StridedMemoryView`", memory_view, StridedMemoryView is not None),
     Producer("`tvm_ffi.Tensor`", lambda array: tvm_ffi.from_dlpack(array), tvm_ffi is not None),
     Producer("`jax.Array`", _jax, jax is not None),
-    Producer("`pyarrow.Array`", _of(_is_plain_vector, lambda array: pyarrow.array(array)), pyarrow is not None),
+    Producer("`pyarrow.Array`", _of(_is_vector, lambda array: pyarrow.array(array)), pyarrow is not None),
     Producer("`memoryview`", memoryview),
-    Producer("`array.array`", _of(
-        lambda array: array.ndim == 1 and array.dtype.kind in "iuf" and array.size > 0,
-        lambda array: array_module.array(array.dtype.char, array.tolist()))),
+    Producer("`array.array`", _of(_is_vector, lambda array: array_module.array(array.dtype.char, array.tolist()))),
     Producer("`bytearray`", _of(_is_bytes, lambda array: bytearray(array.tobytes()))),
     Producer("`bytes`", _of(_is_bytes, lambda array: array.tobytes())),
-    Producer("`ctypes` array", _of(_is_of_c, np.ctypeslib.as_ctypes)),
+    Producer("`ctypes` array", _of(
+        lambda array: array.size > 0 and array.flags.c_contiguous and array.dtype.kind in "?iuf" and array.dtype.char != "e",
+        np.ctypeslib.as_ctypes)),
     Producer("exchange table", _of(_is_plain_and_writable, Tabled)),
     Producer("exchange table, older attribute", _of(_is_plain_and_writable, Older)),
     Producer("wrapper of an `ndarray`", Wrapper),
-    Producer("only `__dlpack__`", _of(lambda array: array.dtype.kind != "V", Dunder)),
-    Producer("only legacy `__dlpack__`", _of(lambda array: array.dtype.kind != "V", Legacy)),
+    Producer("only `__dlpack__`", _of(_is_plain, Dunder)),
+    Producer("only legacy `__dlpack__`", _of(_is_plain, Legacy)),
 ]  # fmt: skip
 
 
@@ -190,8 +186,7 @@ def _by_numpy(tensor) -> tuple[int, list]:
 
 
 def _by_pyarrow(tensor) -> tuple[int, list]:
-    view = from_dlpack(tensor)
-    if view.ndim != 1 or view.dtype.kind not in "iuf" or not view.flags.c_contiguous:
+    if not _is_vector(from_dlpack(tensor)):
         try:
             convert(tensor, pyarrow.Array)
         except pyarrow.ArrowInvalid as error:
@@ -204,12 +199,12 @@ def _by(cls) -> Callable[[Any], tuple[int, list]]:
 
 
 WAYS = [
-    Way("kernel", _by_kernel, sees_bits=True),
+    Way("kernel", _by_kernel),
     Way("`from_dlpack`", _by_numpy),
     Way("to `torch.Tensor`", _by(torch and torch.Tensor), torch is not None),
     Way("to `paddle.Tensor`", _by(paddle and paddle.Tensor), paddle is not None),
     Way("to `tvm_ffi.Tensor`", _by(tvm_ffi and tvm_ffi.Tensor), tvm_ffi is not None),
-    Way("to `jax.Array`", _by(jax and jax.Array), jax is not None, is_by_address=True),
+    Way("to `jax.Array`", _by(jax and jax.Array), jax is not None),
     Way("vectors to `pyarrow.Array`", _by_pyarrow, pyarrow is not None and hasattr(pyarrow.Array, "from_dlpack")),
 ]
 
@@ -253,11 +248,11 @@ def outcome(producer: Producer, way: Way, dtype: str, layout: str, readonly: boo
         return None
     except Exception as error:
         return seen_type(error).__name__
-    expected = array.view("u2") if way.sees_bits and dtype in ("bfloat16", "f2") else array
+    expected = array.view("u2") if way.name == "kernel" and dtype in ("bfloat16", "f2") else array
     assert elements == expected.tolist(), (producer.name, way.name, dtype, layout, readonly, elements)
     first, end = memory_of(tensor, array)
     if not array.size:
-        return ANYTHING
+        return NO_ELEMENTS
     return "zero-copy" if first <= address < end else "copy"
 
 
@@ -267,11 +262,11 @@ def summary(producer: Producer, way: Way) -> str:
     for layout in LAYOUTS:
         for dtype, readonly in cases_in(layout, way):
             found = outcome(producer, way, dtype, layout, readonly)
-            if found not in (None, ANYTHING):
+            if found not in (None, NO_ELEMENTS):
                 seen.setdefault(found, []).append((dtype, layout, readonly))
     if not seen:
         return "-"
-    if way.is_by_address and set(seen) <= {"zero-copy", "copy"} and producer.name != "`jax.Array`":
+    if way.name == "to `jax.Array`" and set(seen) <= {"zero-copy", "copy"} and producer.name != "`jax.Array`":
         return "zero-copy if aligned, else copy"
     usual = "zero-copy" if "zero-copy" in seen else max(seen, key=lambda name: len(seen[name]))
     rest = [f"{_common(seen[name], seen)}: {name}" for name in sorted(seen) if name != usual]

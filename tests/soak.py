@@ -18,8 +18,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numba
@@ -29,21 +27,10 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import made_producers  # noqa: E402
 from frameworks import torch, tvm_ffi  # noqa: E402
-from made_producers import (  # noqa: E402
-    ONLY_NUMBA,
-    TABLE_CAPSULE,
-    Dunder,
-    Ignorant,
-    Ledger,
-    Legacy,
-    Tabled,
-    WithMethods,
-    capsule,
-    exchange_table,
-    export_versioned,
-    ffi,
-    fill,
-    tabled_type,
+
+from made_producers import (  # noqa: E402  # isort: skip
+    ONLY_NUMBA, TABLE_CAPSULE, Dunder, Ignorant, Ledger, Legacy, Tabled, WithMethods, capsule, exchange_table, export_versioned,
+    ffi, fill, tabled_type,
 )
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack  # noqa: E402
@@ -56,11 +43,8 @@ RESIDENT_BOUND = 6 * 2**20
 BLOCKS_BOUND = 12_000
 """Memory blocks of CPython's allocator by which it may grow: some 3,000 for each fast entry that is compiled late, which cannot
 be ruled out; in the full run not one block for a thousand calls, or for eight types."""
-REFERENCES_BOUND = 20_000
-"""The same for all references, which only a debug build of CPython counts."""
-
-
-# ---- measuring -------------------------------------------------------------------------------------------------------
+BOUNDS = {"resident bytes": RESIDENT_BOUND, "memory blocks": BLOCKS_BOUND, "references": 20_000}
+"""References are counted in a debug build of CPython only."""
 
 
 def resident() -> int:
@@ -71,26 +55,26 @@ def resident() -> int:
         return 0
 
 
-def trim() -> None:
-    """Give free memory back to the system, where the C library can."""
-    gc.collect()
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def measured() -> tuple[int, int, int]:
     """Resident bytes, blocks of CPython's allocator, references (0 where nobody counts them)."""
-    trim()
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # not every C library can give free memory back to the system
+        ctypes.CDLL(None).malloc_trim(0)
     return resident(), sys.getallocatedblocks(), getattr(sys, "gettotalrefcount", int)()
 
 
-def grown(before, after) -> list[str]:
-    """What grew beyond its bound, in words."""
-    bounds = (("resident bytes", RESIDENT_BOUND), ("memory blocks", BLOCKS_BOUND), ("references", REFERENCES_BOUND))
-    return [
-        f"{name} grew by {now - then:,}, bound {bound:,}"
-        for (name, bound), then, now in zip(bounds, before, after, strict=True) if now - then > bound
-    ]  # fmt: skip
+def came_of(before: tuple, after: tuple, ledger: Ledger) -> list[str]:
+    """Print what was measured after the warm-up and at the end; return what grew or was not given back, in words."""
+    print(f"{ledger.made:,} managed tensors exported, {ledger.deleted:,} given back. After the warm-up:")
+    problems = []
+    for (name, bound), then, now in zip(BOUNDS.items(), before, after, strict=True):
+        print(f"  {name} {then:,} to {now:,} ({now - then:+,})")
+        if now - then > bound:
+            problems.append(f"{name} grew by {now - then:,}, bound {bound:,}")
+    if (ledger.made, 0) != (ledger.deleted, ledger.out) or made_producers._strays:
+        strays = len(made_producers._strays)
+        problems.append(f"{ledger.made:,} tensors were exported, {ledger.deleted:,} given back, {strays} twice")
+    return problems
 
 
 # ---- the paths -------------------------------------------------------------------------------------------------------
@@ -109,37 +93,21 @@ def forgetful(tensor):
     return tensor
 
 
-class Wrapped:
-    """A tensor class in Python over another tensor."""
+class Given:
+    """An object whose ``__dlpack__`` is a function."""
 
-    def __init__(self, tensor):
-        self.tensor = tensor
+    def __init__(self, give):
+        self.give = give
 
     def __dlpack_device__(self):
         return (1, 0)
 
     def __dlpack__(self, *, max_version=None, **options):
-        return self.tensor.__dlpack__(max_version=max_version)
+        return self.give(max_version=max_version)
 
 
-class Interrupted(Dunder):
-    """``__dlpack__`` is interrupted."""
-
-    def __dlpack__(self, *, max_version=None):
-        raise KeyboardInterrupt
-
-
-class Once:
-    """An object with ``__dlpack__`` that gives a capsule once."""
-
-    def __init__(self, made):
-        self.made = made
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, **options):
-        return self.made
+def interrupted(max_version):
+    raise KeyboardInterrupt
 
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -213,14 +181,14 @@ class Tensors:
             self.native.append(torch.from_numpy(a))
         if tvm_ffi is not None:
             self.native.append(tvm_ffi.from_dlpack(a))
-        self.wrapped = [Wrapped(tensor) for tensor in self.native[:3]]
+        self.wrapped = [Given(tensor.__dlpack__) for tensor in self.native[:3]]
         self.buffers = [memoryview(a), stdlib_array.array("d", a), bytearray(8), b"12345678", memoryview(b"12345678")]
         self.tensors = [*self.native, *self.counted]
         self.often_native = [*self.native * 3, *self.counted]
         self.writeable = [x for x in self.tensors if type(x) not in (Legacy, Ignorant) and x is not self.readonly]
         self.bad = [
             forgetful(Dunder(a, ledger, device_type=2)), Tabled(a, ledger, data=0), forgetful(Legacy(a, ledger, lanes=2)),
-            forgetful(Dunder(a, ledger, version=(2, 0))), Interrupted(a, ledger), a.astype(">f8"), object(), 2**70,
+            forgetful(Dunder(a, ledger, version=(2, 0))), Given(interrupted), a.astype(">f8"), object(), 2**70,
         ]  # fmt: skip
         if torch is not None:
             self.bad += [torch.ones(4, requires_grad=True), torch._neg_view(torch.ones(4))]
@@ -237,28 +205,6 @@ class Tensors:
 def of(things, i: int):
     """They take turns."""
     return things[i % len(things)]
-
-
-@dataclass
-class Way:
-    """A way that calls go."""
-
-    name: str
-    share: float
-    """Of a million calls."""
-    call: Callable[[Tensors, int], object]
-    """Makes the call of this number."""
-    calls: int = 0
-    seconds: float = 0.0
-    blocks: int = 0
-    resident: int = 0
-
-    def work(self, tensors: Tensors, times: int) -> None:
-        call = self.call
-        for i in range(times):
-            call(tensors, i)
-        tensors.container.clear()
-        tensors.launches.clear()
 
 
 def doubled_in_turn(t, i):
@@ -287,11 +233,6 @@ def kept(t, i):
         t.container.clear()
 
 
-def raised(t, i):
-    with contextlib.suppress(ValueError):
-        raises(t.some(i))
-
-
 def not_binding(t, i):
     given, named = (((t.array,) * 2, {}), ((t.array,) * 4, {}), ((t.array,) * 3, {"unknown": t.array}))[i % 3]
     fails(add, *given, **named)
@@ -301,10 +242,6 @@ def lists_changed(t, i):
     fresh = [t.array, *t.native[2:]]
     tensors = fresh[i % len(fresh) :]
     shuffle(tensors, tensors if i & 1 else fresh)
-
-
-def lists_refused(t, i):
-    fails(total, [*t.tensors, other_shape if i & 1 else t.bad[i // 2 % 6]], ([t.array], 1))
 
 
 def converted(t, i):
@@ -329,7 +266,8 @@ def capsules_dropped(t, i):
 
 def capsules_consumed(t, i):
     consume = (np.from_dlpack, scale, from_dlpack)[i % 3]
-    consume(Once(to_dlpack(of(t.tensors, i), max_version=(1, 3))))
+    made = to_dlpack(of(t.tensors, i), max_version=(1, 3))
+    consume(Given(lambda max_version: made))
 
 
 def explained(t, i):
@@ -366,9 +304,9 @@ WAYS = (
     ("tuples and named tuples", 15_000, nested),
     ("lists", 20_000, listed),
     ("lists that the kernel changes", 10_000, lists_changed),
-    ("lists refused", 1_000, lists_refused),
+    ("lists refused", 1_000, lambda t, i: fails(total, [*t.tensors, t.bad[i % 6] if i & 1 else other_shape], ([t.array], 1))),
     ("declared outputs", 14_000, doubled_in_turn),
-    ("exceptions in the kernel", 20_000, raised),
+    ("exceptions in the kernel", 20_000, lambda t, i: fails(raises, t.some(i))),
     ("refused", 12_000, lambda t, i: fails(add, t.array, of(t.bad, i), t.array)),
     ("refused in the middle of seven", 4_000, lambda t, i: fails(gather, *t.tensors[:3], of(t.bad, i), *t.counted[:3])),
     ("arguments that do not bind", 8_000, not_binding),
@@ -395,58 +333,51 @@ def fails(call, *arguments, **keywords) -> None:
 def soak_calls(total: int) -> list[str]:
     """Make about `total` calls over all paths. Prints a table; returns what grew, in words."""
     tensors = Tensors()
-    ways = [Way(*row) for row in WAYS if torch is not None or "PyTorch" not in row[0]]
-    whole = sum(way.share for way in ways)
-    began, before, made = time.perf_counter(), None, 0
-    for way in ways:  # whatever is compiled is compiled now, fast entries too
-        way.work(tensors, 600 if way.share > 1000 else 20)
+    ways = [way for way in WAYS if torch is not None or "PyTorch" not in way[0]]
+    whole = sum(share for _, share, _ in ways)
+    counts = {name: [0, 0.0, 0, 0] for name, _, _ in ways}  # calls, seconds, blocks, resident bytes
+    began, before = time.perf_counter(), None
+
+    def work(call, times: int) -> None:
+        for i in range(times):
+            call(tensors, i)
+        tensors.container.clear()
+        tensors.launches.clear()
+
+    for _, share, call in ways:  # whatever is compiled is compiled now, fast entries too
+        work(call, 600 if share > 1000 else 20)
     gc.collect()
     gc.freeze()
     for index in range(ROUNDS):
         if index == WARM_ROUNDS:
             before = measured()
-        for way in ways:
-            times = max(1, round(total * way.share / whole / ROUNDS))
+        for name, share, call in ways:
+            times = max(1, round(total * share / whole / ROUNDS))
             blocks, bytes_, start = sys.getallocatedblocks(), resident(), time.perf_counter()
-            way.work(tensors, times)
-            way.seconds += time.perf_counter() - start
-            way.calls += times
-            made += times
+            work(call, times)
+            seconds = time.perf_counter() - start
             gc.collect()
-            if index >= WARM_ROUNDS:
-                way.blocks += sys.getallocatedblocks() - blocks
-                way.resident += resident() - bytes_
+            grown = sys.getallocatedblocks() - blocks, resident() - bytes_
+            grown = grown if index >= WARM_ROUNDS else (0, 0)
+            counts[name] = [count + more for count, more in zip(counts[name], (times, seconds, *grown), strict=True)]
     after = measured()
     gc.unfreeze()
     print(f"\n{'path':<46}{'calls':>12}{'seconds':>9}{'blocks':>9}{'KiB':>9}")
-    for way in ways:
-        print(f"{way.name:<46}{way.calls:>12,}{way.seconds:>9.1f}{way.blocks:>9,}{way.resident // 1024:>9,}")
-    print(f"{made:,} calls in {time.perf_counter() - began:.0f} s")
+    for name, (calls, seconds, blocks, bytes_) in counts.items():
+        print(f"{name:<46}{calls:>12,}{seconds:>9.1f}{blocks:>9,}{bytes_ // 1024:>9,}")
+    print(f"{sum(calls for calls, *_ in counts.values()):,} calls in {time.perf_counter() - began:.0f} s")
     return came_of(before, after, tensors.ledger)
-
-
-def came_of(before: tuple, after: tuple, ledger: Ledger) -> list[str]:
-    """Print what was measured after the warm-up and at the end; return what grew or was not given back, in words."""
-    print(f"{ledger.made:,} managed tensors exported, {ledger.deleted:,} given back. After the warm-up:")
-    for name, then, now in zip(("resident bytes", "memory blocks", "references"), before, after, strict=True):
-        print(f"  {name} {then:,} to {now:,} ({now - then:+,})")
-    problems = grown(before, after)
-    if (ledger.made, 0) != (ledger.deleted, ledger.out) or made_producers._strays:
-        strays = len(made_producers._strays)
-        problems.append(f"{ledger.made:,} tensors were exported, {ledger.deleted:,} given back, {strays} twice")
-    return problems
 
 
 # ---- types that come and go ------------------------------------------------------------------------------------------
 
-_DTYPES = ("f8", "f4", "i8", "u1")
-_ANSWERS = [np.full(3, 10 + i).astype(_DTYPES[i % len(_DTYPES)]) for i in range(8)]
+_ANSWERS = [np.full(3, 10 + i).astype(("f8", "f4", "i8", "u1")[i % 4]) for i in range(8)]
 """What the tensors of a type with one of eight exchange tables hold, whatever the instance."""
 answers_given = Ledger()
 
 
-def _table_of(answer: np.ndarray):
-    """A capsule of a table whose tensors all are `answer`: the answer is the type's, not the instance's."""
+def _tables_of(answer: np.ndarray):
+    """Capsules of tables whose tensors all are `answer`, borrowed or only owned: it is the type's, not the instance's."""
     words = []
 
     @ffi.callback("int(void *, DLTensor *)")
@@ -459,60 +390,38 @@ def _table_of(answer: np.ndarray):
         out[0] = export_versioned(answers_given, answer)
         return 0
 
-    table = exchange_table(dltensor_from_py_object_no_sync=borrow, managed_tensor_from_py_object_no_sync=export)
-    owning = exchange_table(dltensor_from_py_object_no_sync=None, managed_tensor_from_py_object_no_sync=export)
-    return capsule(table, TABLE_CAPSULE), capsule(owning, TABLE_CAPSULE)
+    functions = {"managed_tensor_from_py_object_no_sync": export}
+    tables = (exchange_table(dltensor_from_py_object_no_sync=each, **functions) for each in (borrow, None))
+    return [capsule(table, TABLE_CAPSULE) for table in tables]
 
 
-def _dlpack_of(answer: np.ndarray):
-    def __dlpack__(self, *, max_version=None):
-        return capsule(export_versioned(answers_given, answer), b"dltensor_versioned")
-
-    return __dlpack__
+_TABLES = [_tables_of(answer) for answer in _ANSWERS]
 
 
-def _makers() -> list[Callable]:
-    """Functions of a number: an instance of a new type."""
-
-    def table(number):
-        return type("T", (), {"__dlpack_c_exchange_api__": of(tables, number)[0]})()
-
-    def owning(number):
-        return type("T", (), {"__dlpack_c_exchange_api__": of(tables, number)[1]})()
-
-    def inherits(number):
-        base = type("B", (), {"__dlpack_c_exchange_api__": of(tables, number)[number & 1]})
-        return type("T", (base,), {})()
-
-    def method(number):
-        return type("T", (), {"__dlpack__": _dlpack_of(of(_ANSWERS, number)), "__dlpack_device__": lambda self: (1, 0)})()
-
-    def subclass(number):
-        return of(_ANSWERS, number).view(type("T", (np.ndarray,), {}))
-
-    def of_torch(number):
-        return torch.from_numpy(of(_ANSWERS, number)).as_subclass(type("T", (torch.Tensor,), {}))
-
-    def no_table_but_methods(number):
-        return forgetful(type("T", (Dunder,), {"__dlpack_c_exchange_api__": 3})(of(_ANSWERS, number), answers_given))
-
-    def methods_only(number):
-        return type("T", (WithMethods, made_producers._Tabled), {})(of(_ANSWERS, number), answers_given)
-
-    def nothing(number):
-        return type("T", (), {})()
-
-    def no_table(number):
-        return type("T", (), {"__dlpack_c_exchange_api__": number})()
-
-    tables = [_table_of(answer) for answer in _ANSWERS]
-    makers = [table, owning, method, subclass, no_table_but_methods, methods_only, nothing, no_table, inherits]
-    return makers + [of_torch] * (torch is not None)
+def _new(*bases, table=None, **attributes) -> type:
+    return type("T", bases, attributes if table is None else {**attributes, "__dlpack_c_exchange_api__": table})
 
 
-def wanted(maker: Callable, number: int):
-    """What a kernel reads in what `maker` makes; None if it is refused."""
-    return None if maker.__name__ in ("nothing", "no_table") else of(_ANSWERS, number)[0]
+MAKERS = {
+    # by what becomes of the type's instances: of an answer and its number, an instance of a new type
+    "table": lambda answer, number: _new(table=of(_TABLES, number)[0])(),
+    "table of owning exports": lambda answer, number: _new(table=of(_TABLES, number)[1])(),
+    "inherited table": lambda answer, number: _new(_new(table=of(_TABLES, number)[number // 8 & 1]))(),
+    "__dlpack__": lambda answer, number: forgetful(_new(Dunder)(answer, answers_given)),
+    "__dlpack__, no table": lambda answer, number: forgetful(_new(Dunder, table=3)(answer, answers_given)),
+    "__dlpack__, counted": lambda answer, number: _new(WithMethods, made_producers._Tabled)(answer, answers_given),
+    "subclass of ndarray": lambda answer, number: answer.view(_new(np.ndarray)),
+    "refused": lambda answer, number: _new()(),
+    "refused, no table": lambda answer, number: _new(table=number)(),
+}
+if torch is not None:
+    MAKERS["subclass of torch.Tensor"] = lambda answer, number: torch.from_numpy(answer).as_subclass(_new(torch.Tensor))
+
+
+def made_by(name: str, number: int):
+    """An instance of a new type, and what a kernel reads in it; None if it is refused."""
+    answer = of(_ANSWERS, number)
+    return MAKERS[name](answer, number), None if name.startswith("refused") else answer[0]
 
 
 first = fast_args(lambda x: x[0])
@@ -540,15 +449,15 @@ BATCH = 40
 
 def soak_types(total: int, seed: int = 0) -> list[str]:
     """Make, use and destroy `total` types. Prints what came of it; returns what was wrong, in words."""
-    generator, makers = random.Random(seed), _makers()
+    generator, names = random.Random(seed), sorted(MAKERS)
     last_kind: dict[int, str] = {}  # by address of a type
     reused = by_others = made = calls = 0
     problems: list[str] = []
     gc.collect()
     gc.freeze()
-    for maker in makers:  # whatever is compiled is compiled now, fast entries too: a kernel has eight for one signature
+    for name in names:  # whatever is compiled is compiled now, fast entries too: a kernel has eight for one signature
         for number in range(2 * len(_ANSWERS)):
-            wrong_answer(maker(number), wanted(maker, number), 80)
+            wrong_answer(*made_by(name, number), 80)
             gc.collect()
     began, before, warm, known = time.perf_counter(), None, max(total // 10, 30 * BATCH), len(runtime().entries)
     while made < total or before is None:
@@ -556,10 +465,9 @@ def soak_types(total: int, seed: int = 0) -> list[str]:
             before = measured()
         alive = []
         for _ in range(BATCH):
-            maker = generator.choice(makers)
-            number = generator.randrange(1000)
-            tensor, want = maker(number), wanted(maker, number)
-            kind, address = f"{maker.__name__} {want!r}", id(type(tensor))
+            name = generator.choice(names)
+            tensor, want = made_by(name, generator.randrange(1000))
+            kind, address = f"{name} {want!r}", id(type(tensor))
             if address in last_kind:
                 reused += 1
                 by_others += last_kind[address] != kind

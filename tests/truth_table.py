@@ -114,6 +114,20 @@ def value_of(tensor) -> list:
     return tensor.detach().resolve_conj().resolve_neg().to_dense().tolist()
 
 
+def _row(name: str, make: Callable[[], Any], value=value_of, mode=contextlib.nullcontext, **more) -> Row:
+    """A kind of tensor that is made, and looked at, in a mode."""
+
+    def give(look: Look) -> None:
+        with mode():
+            look(make())
+
+    return Row(name, give, value, **more)
+
+
+def _rows(makers: dict[str, Callable[[], Any]], value=value_of, **more) -> list[Row]:
+    return [_row(name, make, value, **more) for name, make in makers.items()]
+
+
 _kept: list[Any] = []  # what a tensor is about lives longer than the cell
 
 
@@ -122,19 +136,16 @@ def _keep(thing, kept):
     return thing
 
 
-def _row(name: str, make: Callable[[], Any], value=value_of, mode=contextlib.nullcontext, **more) -> Row:
-    """A kind of tensor that is made, and looked at, in a mode."""
-
-    def give(look: Look) -> None:
-        with mode():
-            tensor = make()
-            look(tensor)
-
-    return Row(name, give, value, **more)
-
-
 def _x():
     return torch.arange(4.0)
+
+
+def _z():
+    return torch.tensor([1 + 2j, 3 + 4j])
+
+
+def _leaf():
+    return torch.arange(4.0).requires_grad_()
 
 
 PLAIN = {
@@ -150,12 +161,6 @@ PLAIN = {
     "negative stride": lambda: torch.arange(4.0).as_strided((4,), (-1,), 3),
     "negative stride, of NumPy": lambda: torch.from_numpy(np.arange(4.0, dtype=np.float32)[::-1]),
 }
-
-
-def _leaf():
-    return torch.arange(4.0).requires_grad_()
-
-
 AUTOGRAD = {
     "leaf that requires grad": _leaf,
     "result that requires grad": lambda: _leaf() * 2,
@@ -164,21 +169,10 @@ AUTOGRAD = {
 }
 
 
-def _autograd_rows() -> Iterator[Row]:
-    for name, make in AUTOGRAD.items():
-        yield _row(name, make, is_watched=True)
-    yield _row("written by autograd, after its view was made", _view_of_written, is_watched=True)
-    # Made before the mode begins: a result of `no_grad()` would not require grad.
-    for mode in ("no_grad", "inference_mode"):
-        for name, make in AUTOGRAD.items():
-            yield Row(f"{name}, in `{mode}()`", functools.partial(_in_mode, mode, make), value_of)
-    yield _row("`nn.Parameter`, frozen", lambda: torch.nn.Parameter(torch.arange(4.0), requires_grad=False))
-    yield _row("detached", lambda: _leaf().detach())
-    yield _row("inference tensor", torch.inference_mode()(lambda: torch.arange(4.0)))
-    yield _row("inference tensor, in `inference_mode()`", _x, mode=lambda: torch.inference_mode())
-    yield _row("`nn.UninitializedParameter`", lambda: torch.nn.UninitializedParameter(), None)
-    yield Row("dual tensor of forward mode", _dual, value_of, is_watched=True)
-    yield _row("dual tensor of forward mode, its level ended", _dual_no_more)
+def _in_mode(mode: str, make, look: Look) -> None:
+    tensor = make()  # before the mode begins: a result of `no_grad()` would not require grad
+    with getattr(torch, mode)():
+        look(tensor)
 
 
 def _view_of_written():
@@ -186,12 +180,6 @@ def _view_of_written():
     view = base[1:]
     base.add_(_leaf())
     return _keep(view, base)
-
-
-def _in_mode(mode: str, make, look: Look) -> None:
-    tensor = make()
-    with getattr(torch, mode)():
-        look(tensor)
 
 
 def _dual(look: Look) -> None:
@@ -207,42 +195,36 @@ def _dual_no_more():
     return made[0]
 
 
-def _z():
-    return torch.tensor([1 + 2j, 3 + 4j])
-
-
-LAZY = {
+AUTOGRAD_ROWS = [
+    *_rows(AUTOGRAD, is_watched=True),
+    _row("written by autograd, after its view was made", _view_of_written, is_watched=True),
+    *(Row(f"{name}, in `{mode}()`", functools.partial(_in_mode, mode, make), value_of)
+      for mode in ("no_grad", "inference_mode") for name, make in AUTOGRAD.items()),
+    _row("`nn.Parameter`, frozen", lambda: torch.nn.Parameter(torch.arange(4.0), requires_grad=False)),
+    _row("detached", lambda: _leaf().detach()),
+    _row("inference tensor", torch.inference_mode()(lambda: torch.arange(4.0))),
+    _row("inference tensor, in `inference_mode()`", _x, mode=lambda: torch.inference_mode()),
+    _row("`nn.UninitializedParameter`", lambda: torch.nn.UninitializedParameter(), None),
+    Row("dual tensor of forward mode", _dual, value_of, is_watched=True),
+    _row("dual tensor of forward mode, its level ended", _dual_no_more),
+]  # fmt: skip
+LAZY_AND_LAYOUTS = {
     "conjugated, lazily (`z.conj()`)": lambda: _z().conj(),
     "conjugated, in memory": lambda: _z().conj().resolve_conj(),
     "negated, lazily (`z.conj().imag`)": lambda: _z().conj().imag,
     "negated, lazily (`_neg_view`)": lambda: torch._neg_view(_x()),
     "real part of a conjugated one": lambda: _z().conj().real,
     "conjugated and negated": lambda: torch._neg_view(_z().conj()),
-}
-LAYOUTS = {
     "sparse COO": lambda: torch.eye(2).to_sparse(),
     "sparse CSR": lambda: torch.eye(2).to_sparse_csr(),
     "sparse CSC": lambda: torch.eye(2).to_sparse_csc(),
     "sparse BSR": lambda: torch.eye(2).to_sparse_bsr((1, 1)),
     "mkldnn": lambda: _x().to_mkldnn(),
 }
-NESTED = {
-    f"nested, {layout}": functools.partial(torch.nested.nested_tensor, [_x(), _x()[:2]], layout=getattr(torch, layout))
-    for layout in ("strided", "jagged")
-}
 
 
-def _rows_without_memory() -> Iterator[Row]:
-    yield _row("meta", lambda: torch.empty(4, device="meta"), None)
-    yield _row("`FakeTensor`", _fake, None)
-    yield _row("`_efficientzerotensor`", lambda: torch._efficientzerotensor((4,)), None)
-    yield _row("data pointer forbidden (`_set_throw_on_mutable_data_ptr`)", _forbidden, None)
-    yield _row("freed storage", lambda: _cut(4, 0), None)
-    yield _row("freed storage, view with an offset", lambda: _cut(1024, 0, slice(512, 516)), None)
-    yield _row("freed storage, no elements", lambda: _cut(4, 0, slice(0)))
-    yield _row("storage smaller than the tensor", lambda: _cut(64, 16), None)
-    yield _row("storage smaller than the view", lambda: _cut(64, 16, slice(16, 20)), None)
-    yield _row("storage smaller, view that lies inside", lambda: _cut(64, 16, slice(2)), lambda tensor: [0.0, 1.0])
+def _nested(layout: str):
+    return torch.nested.nested_tensor([_x(), _x()[:2]], layout=getattr(torch, layout))
 
 
 def _fake():
@@ -265,48 +247,59 @@ def _cut(count: int, size: int, part: slice | None = None):
     return _keep(view, base)
 
 
-def _subclass_rows() -> Iterator[Row]:
-    class Plain(torch.Tensor):
-        pass
+WITHOUT_MEMORY = {
+    "nested, strided": lambda: _nested("strided"),
+    "nested, jagged": lambda: _nested("jagged"),
+    "meta": lambda: torch.empty(4, device="meta"),
+    "`FakeTensor`": _fake,
+    "`_efficientzerotensor`": lambda: torch._efficientzerotensor((4,)),
+    "data pointer forbidden (`_set_throw_on_mutable_data_ptr`)": _forbidden,
+    "freed storage": lambda: _cut(4, 0),
+    "freed storage, view with an offset": lambda: _cut(1024, 0, slice(512, 516)),
+}
+SMALLER = {
+    "storage smaller than the tensor": lambda: _cut(64, 16),
+    "storage smaller than the view": lambda: _cut(64, 16, slice(16, 20)),
+}
 
-    class Tenfold(torch.Tensor):
-        """Whose value is ten times its memory, for those who ask by a function of Python."""
 
-        @classmethod
-        def __torch_function__(cls, function, types, args=(), kwargs=None):
-            asked = (torch.Tensor.__dlpack__, torch.Tensor.numpy, torch.Tensor.tolist)
-            if function in asked:
-                return function(args[0].as_subclass(torch.Tensor) * 10, *args[1:], **(kwargs or {}))
-            return super().__torch_function__(function, types, args, kwargs or {})
+class Plain(torch.Tensor):
+    pass
 
-    class Dispatches(torch.Tensor):
-        """Whose value is the negative of its memory, for every operator."""
 
-        @classmethod
-        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-            plain = [-arg.as_subclass(torch.Tensor) if isinstance(arg, cls) else arg for arg in args]
-            return function(*plain, **(kwargs or {}))
+class Tenfold(torch.Tensor):
+    """Whose value is ten times its memory, for those who ask by a function of Python."""
 
-    class Wrapper(torch.Tensor):
-        """Whose value is in another tensor."""
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        asked = (torch.Tensor.__dlpack__, torch.Tensor.numpy, torch.Tensor.tolist)
+        if function in asked:
+            return function(args[0].as_subclass(torch.Tensor) * 10, *args[1:], **(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs or {})
 
-        @staticmethod
-        def __new__(cls, inner):
-            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
-        def __init__(self, inner):
-            self.inner = inner
+class Dispatches(torch.Tensor):
+    """Whose value is the negative of its memory, for every operator."""
 
-        @classmethod
-        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-            return function(*[arg.inner if isinstance(arg, cls) else arg for arg in args], **(kwargs or {}))
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        plain = [-arg.as_subclass(torch.Tensor) if isinstance(arg, cls) else arg for arg in args]
+        return function(*plain, **(kwargs or {}))
 
-    yield _row("subclass", lambda: _x().as_subclass(Plain))
-    yield _row("subclass with `__torch_function__`", lambda: _x().as_subclass(Tenfold), lambda tensor: tensor.tolist())
-    yield _row("subclass with `__torch_dispatch__`", lambda: torch.Tensor._make_subclass(Dispatches, _x()), None)
-    yield _row("wrapper subclass", lambda: Wrapper(_x()), None)
-    yield _row("`MaskedTensor`", lambda: torch.masked.masked_tensor(_x(), _x() > 1), None)
-    yield _row("`DTensor`", _dtensor, None)
+
+class Wrapper(torch.Tensor):
+    """Whose value is in another tensor."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return function(*[arg.inner if isinstance(arg, cls) else arg for arg in args], **(kwargs or {}))
 
 
 def _dtensor():
@@ -320,42 +313,41 @@ def _dtensor():
     return dtensor.DTensor.from_local(_x(), mesh, [dtensor.Replicate()])
 
 
-WRAPPED = {
+OF_SUBCLASSES = {
+    "subclass with `__torch_dispatch__`": lambda: torch.Tensor._make_subclass(Dispatches, _x()),
+    "wrapper subclass": lambda: Wrapper(_x()),
+    "`MaskedTensor`": lambda: torch.masked.masked_tensor(_x(), _x() > 1),
+    "`DTensor`": _dtensor,
+}
+TRANSFORMED = {
     "inside `torch.vmap`": lambda look: torch.vmap(lambda x: (look(x), x)[1])(torch.arange(8.0).reshape(2, 4)),
     "inside `torch.func.grad`": lambda look: torch.func.grad(lambda x: (look(x), x.sum())[1])(_x()),
     "inside `torch.func.jvp`": lambda look: torch.func.jvp(lambda x: (look(x), x)[1], (_x(),), (torch.ones(4),)),
 }
 
 
-def _dtype_rows() -> Iterator[Row]:
-    yield _row("bool", lambda: torch.tensor([True, False]))
-    for name in ("uint16", "uint64", "complex64"):
-        yield _row(name, lambda dtype=name: torch.arange(4).to(getattr(torch, dtype)))
-    narrow = {
-        "bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "float8_e8m0fnu": "uint8", "complex32": "uint32",
-    }  # fmt: skip
-    for name, storage in narrow.items():
-        yield _row(
-            name,
-            lambda dtype=name: torch.arange(4.0).to(getattr(torch, dtype)),
-            bits=lambda tensor, storage=storage: tensor.view(getattr(torch, storage)).tolist(),
-            needs="ml_dtypes",
-        )
+def _of_bytes(dtype: str):
+    return torch.arange(4, dtype=torch.uint8).view(getattr(torch, dtype))
 
-    def of_bytes(dtype: str):
-        return torch.arange(4, dtype=torch.uint8).view(getattr(torch, dtype))
 
-    def as_bytes(tensor) -> list:
-        return tensor.view(torch.uint8).tolist()
+def _as(storage: str) -> Callable[[Any], list]:
+    return lambda tensor: tensor.view(getattr(torch, storage)).tolist()
 
-    yield _row("float4_e2m1fn_x2", lambda: of_bytes("float4_e2m1fn_x2"), None, bits=as_bytes, needs="ml_dtypes")
-    for name in ("uint4", "int4"):  # one in a byte, in spite of the name
-        yield _row(name, lambda dtype=name: of_bytes(dtype), None, bits=as_bytes)
-    for name in ("bits8", "bits16", "bits1x8"):
-        yield _row(name, lambda dtype=name: of_bytes(dtype), None)
-    yield _row("qint8", lambda: torch.quantize_per_tensor(_x(), 0.5, 0, torch.qint8), None)
-    per_channel = torch.ones(2, 4), torch.ones(2), torch.zeros(2), 0, torch.quint4x2
-    yield _row("quint4x2", lambda: torch.quantize_per_channel(*per_channel), None)
+
+NARROW = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "float8_e8m0fnu": "uint8",
+          "complex32": "uint32"}  # fmt: skip
+DTYPE_ROWS = [
+    _row("bool", lambda: torch.tensor([True, False])),
+    *(_row(name, lambda dtype=name: torch.arange(4).to(getattr(torch, dtype))) for name in ("uint16", "uint64", "complex64")),
+    *(_row(name, lambda dtype=name: torch.arange(4.0).to(getattr(torch, dtype)), bits=_as(storage), needs="ml_dtypes")
+      for name, storage in NARROW.items()),
+    _row("float4_e2m1fn_x2", lambda: _of_bytes("float4_e2m1fn_x2"), None, bits=_as("uint8"), needs="ml_dtypes"),
+    *(_row(name, lambda dtype=name: _of_bytes(dtype), None, bits=_as("uint8")) for name in ("uint4", "int4")),  # one in a byte
+    *(_row(name, lambda dtype=name: _of_bytes(dtype), None) for name in ("bits8", "bits16", "bits1x8")),
+    _row("qint8", lambda: torch.quantize_per_tensor(_x(), 0.5, 0, torch.qint8), None),
+    _row("quint4x2", lambda: torch.quantize_per_channel(
+        torch.ones(2, 4), torch.ones(2), torch.zeros(2), 0, torch.quint4x2), None),
+]  # fmt: skip
 
 
 def _over_readonly():
@@ -374,11 +366,13 @@ MEMORY = {
     "copy-on-write, the original": lambda: _keep(tensor := _x(), torch._lazy_clone(tensor)),
 }
 ROWS = [
-    *(_row(name, make) for name, make in PLAIN.items()), *_autograd_rows(),
-    *(_row(name, make) for name, make in (LAZY | LAYOUTS).items()), *(_row(name, make, None) for name, make in NESTED.items()),
-    *_rows_without_memory(), *_subclass_rows(), *(Row(name, give, None) for name, give in WRAPPED.items()),
-    _row("functionalised", lambda: torch._to_functional_tensor(_x()), None), *_dtype_rows(),
-    *(_row(name, make) for name, make in MEMORY.items()),
+    *_rows(PLAIN), *AUTOGRAD_ROWS, *_rows(LAZY_AND_LAYOUTS), *_rows(WITHOUT_MEMORY, None),
+    _row("freed storage, no elements", lambda: _cut(4, 0, slice(0))), *_rows(SMALLER, None),
+    _row("storage smaller, view that lies inside", lambda: _cut(64, 16, slice(2)), lambda tensor: [0.0, 1.0]),
+    _row("subclass", lambda: _x().as_subclass(Plain)),
+    _row("subclass with `__torch_function__`", lambda: _x().as_subclass(Tenfold), lambda tensor: tensor.tolist()),
+    *_rows(OF_SUBCLASSES, None), *(Row(name, give, None) for name, give in TRANSFORMED.items()),
+    _row("functionalised", lambda: torch._to_functional_tensor(_x()), None), *DTYPE_ROWS, *_rows(MEMORY),
 ]  # fmt: skip
 
 
@@ -488,22 +482,18 @@ def _call(kernel, x) -> Seen:
     return _seen(elements, int(address))
 
 
-_njit_kernel = numba.njit(_address_and_elements)
+_AS_ARRAYS = functools.partial(fast_args, returns=np.ndarray, cache=True)
+_njit_kernel, _NEW = numba.njit(_address_and_elements), _AS_ARRAYS(_address_and_elements)
+_USED = [_AS_ARRAYS(_address_and_elements), _AS_ARRAYS(_address_and_elements, nogil=True)]
 
 
 def _by_njit(tensor) -> Iterator[Callable[[], Seen]]:
     yield lambda: _call(_njit_kernel, tensor.numpy())
 
 
-_AS_ARRAYS = functools.partial(fast_args, returns=np.ndarray, cache=True)
-_NEW = _AS_ARRAYS(_address_and_elements)
-_USED = [_AS_ARRAYS(_address_and_elements), _AS_ARRAYS(_address_and_elements, nogil=True)]
-
-
 def _by_fast_args(tensor) -> Iterator[Callable[[], Seen]]:
-    for kernel in (_NEW, *_USED):
-        for _ in range(2):
-            yield functools.partial(_call, kernel, tensor)
+    for kernel in (_NEW, _NEW, *_USED, *_USED):
+        yield functools.partial(_call, kernel, tensor)
 
 
 # ---- nanobind ------------------------------------------------------------------------------------------------------

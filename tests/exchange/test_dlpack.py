@@ -7,13 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fastexchange
 from fastexchange import _abi_build
 from fastexchange.dispatch.runtime import runtime
-from fastexchange.ground import dlpack, native
+from fastexchange.ground import dlpack
 from fastexchange.ground.dlpack import ffi
 
 STRUCTS = (
@@ -144,37 +143,6 @@ def test_the_committed_abi_module_is_what_the_declarations_make(tmp_path):
     if version.search(made)[0] != version.search(kept)[0]:
         pytest.skip("this cffi writes another format than the one that made _abi.py")
     assert made == kept, "run python -m fastexchange._abi_build"
-
-
-ALL_STRUCTS = sorted(name for name in ffi.list_types()[0] if ffi.typeof(name).kind == "struct" and ffi.typeof(name).fields)
-PLAIN_TYPES = {"int32_t": "i4", "uint16_t": "u2", "int64_t": "i8", "uint64_t": "u8", "double *": "i8"}
-
-
-def test_numpy_dtypes_agree_with_cffi():
-    for name in ALL_STRUCTS:
-        ctype, dtype = ffi.typeof(name), native.numpy_dtype(ffi.typeof(name))
-        assert dtype.itemsize == ffi.sizeof(ctype) == native.sizeof(name)
-        assert dtype.alignment == ffi.alignof(ctype) and list(dtype.names) == fields(name)
-        for field_name, field in ctype.fields:
-            field_dtype, offset = dtype.fields[field_name]
-            assert offset == field.offset == native.offset_of(name, field_name), (name, field_name)
-            assert field_dtype.itemsize == ffi.sizeof(field.type), (name, field_name)
-    for declaration, dtype in PLAIN_TYPES.items():
-        assert native.numpy_dtype(ffi.typeof(declaration)) == np.dtype(dtype)
-
-
-def test_records_read_what_cffi_wrote():
-    tensor = ffi.new("DLManagedTensorVersioned *")
-    tensor.version.major, tensor.version.minor, tensor.flags = 1, 3, 2**63 + 5
-    tensor.dl_tensor.device.device_type, tensor.dl_tensor.device.device_id = 13, -7
-    tensor.dl_tensor.ndim, tensor.dl_tensor.byte_offset = -2, 2**64 - 1
-    tensor.dl_tensor.dtype.code, tensor.dl_tensor.dtype.bits, tensor.dl_tensor.dtype.lanes = 17, 255, 65535
-    tensor.dl_tensor.data = ffi.cast("void *", 2**64 - 16)
-    record = np.frombuffer(ffi.buffer(tensor), native.numpy_dtype(ffi.typeof("DLManagedTensorVersioned")))[0]
-    assert record["version"].tolist() == (1, 3) and record["flags"] == 2**63 + 5
-    inner = record["dl_tensor"]
-    assert inner["device"].tolist() == (13, -7) and inner["ndim"] == -2 and inner["byte_offset"] == 2**64 - 1
-    assert inner["dtype"].tolist() == (17, 255, 65535) and inner["data"] == -16
 
 
 def test_what_a_cpu_reads():

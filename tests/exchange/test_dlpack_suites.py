@@ -5,20 +5,14 @@ install none: what theirs check, and no other test here does, is checked below.
 """
 
 import ast
-import functools
 import itertools
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
-from exchanges import needs_tvm_ffi
-from frameworks import needs_torch
-
-from frameworks import (  # isort: skip
-    exports_own_strides, has_versioned_capsules, is_exported, numpys_reader, takes_copy, torch, tvm_ffi,
-)  # fmt: skip
-from interoperability import LAYOUTS
+from exchanges import CALLS, CONVERSIONS, SOURCES, exporter, needs_tvm_ffi
+from frameworks import has_versioned_capsules, is_exported, needs_torch, takes_copy, torch, tvm_ffi
 from oracle import type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
@@ -41,19 +35,6 @@ class Protocol:
         return self.tensor.__dlpack__(**options)
 
 
-class Exporter:
-    """A tensor whose ``__dlpack__`` is :func:`to_dlpack`."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, *, dl_device=None, **options):
-        return to_dlpack(self.tensor, device=dl_device, **options)
-
-
 # ---- NumPy's -------------------------------------------------------------------------------------------------------
 
 SUITE = Path(np.__file__).parent / "_core" / "tests" / "test_dlpack.py"
@@ -64,12 +45,12 @@ def _own_export(x, **options):
 
 
 def _our_export(x, **options):
-    return Exporter(x).__dlpack__(**options)
+    return exporter(x).__dlpack__(**options)
 
 
 PLACES = {
     "Consumer": (lambda x, **options: from_dlpack(Protocol(x), **options), _own_export),
-    "Producer": (lambda x, **options: np.from_dlpack(Exporter(x), **options), _our_export),
+    "Producer": (lambda x, **options: np.from_dlpack(exporter(x), **options), _our_export),
     "Both": (from_dlpack, _our_export),
 }
 """What this package stands for: ``from_dlpack`` and ``__dlpack__`` of NumPy's tests."""
@@ -177,7 +158,7 @@ def ways_to_pytorch(**copy) -> dict:
     return {
         "a capsule": lambda x: torch.from_dlpack(to_dlpack(x, max_version=(1, 0), **copy)),
         "a legacy capsule": lambda x: torch.from_dlpack(to_dlpack(x, **copy)),
-        "an object": lambda x: torch.from_dlpack(Exporter(x), **copy),
+        "an object": lambda x: torch.from_dlpack(exporter(x), **copy),
         "the protocol": lambda x: convert(Protocol(x), torch.Tensor, **copy),
         "the tensor": lambda x: convert(x, torch.Tensor, **copy),
         **({"tvm_ffi": lambda x: torch.from_dlpack(convert(x, tvm_ffi.Tensor, **copy))} if tvm_ffi is not None else {}),
@@ -214,93 +195,21 @@ def test_element_types_that_pytorch_refuses():
                 assert type_and_message(way, tensor)[0] is BufferError, (dtype, name)
 
 
-# ---- all: layouts, held against what each framework makes itself ---------------------------------------------------
-
-FRAMEWORKS = {"numpy": numpys_reader}
-SOURCES = {"numpy": lambda array: array}
-TARGETS = {"numpy": np.ndarray}
-if torch is not None:
-    FRAMEWORKS["torch"], SOURCES["torch"], TARGETS["torch"] = torch.from_dlpack, torch.from_dlpack, torch.Tensor
-if tvm_ffi is not None:
-    FRAMEWORKS["tvm_ffi"], SOURCES["tvm_ffi"], TARGETS["tvm_ffi"] = tvm_ffi.from_dlpack, tvm_ffi.from_dlpack, tvm_ffi.Tensor
-
-PLACED = {
-    **{name: make for name, make in LAYOUTS.items() if name not in ("negative strides", "broadcast")},
-    "row": lambda a: a.reshape(3, 4)[1],
-    "column": lambda a: a.reshape(3, 4)[:, 1],
-    "part": lambda a: a.reshape(2, 3, 2)[1:, :2, 1:],
-    "one of every third": lambda a: a[::3][:1],
-    "last ones": lambda a: a[9:],
-    "no columns": lambda a: a.reshape(3, 4)[::2, 4:],
-    "no rows in the middle": lambda a: a.reshape(2, 3, 2)[:, 1:1],
-}
-
-
-def described(tensor, is_exact: bool) -> tuple:
-    """Element type, shape, strides, place and contiguity, as the tensor's own framework has them.
-
-    `is_exact`: with the strides of dimensions of one element and of tensors without any, which mean nothing.
-    """
-    if isinstance(tensor, np.ndarray):
-        strides, place, rest = tensor.strides, tensor.ctypes.data, (tensor.dtype, tensor.flags.writeable)
-    elif torch is not None and isinstance(tensor, torch.Tensor):
-        strides, place, rest = tensor.stride(), tensor.data_ptr(), (tensor.dtype, tensor.is_contiguous())
-    else:
-        strides, place, rest = tensor.strides, tensor.data_ptr(), (np.from_dlpack(tensor).dtype, tensor.is_contiguous())
-    shape = tuple(tensor.shape)
-    if not is_exact:
-        strides = [stride for stride, extent in zip(strides, shape, strict=True) if extent > 1 and 0 not in shape]
-        place = place if 0 not in shape else None
-    return shape, tuple(strides), place, rest
-
-
-@pytest.mark.parametrize(("source", "target"), [*itertools.product(SOURCES, FRAMEWORKS)])
-def test_tensors_are_placed_as_the_framework_itself_places_them(source, target):
-    own, to = FRAMEWORKS[target], TARGETS[target]
-    is_mute = source == "torch" and not has_versioned_capsules()  # NumPy takes its tensors for readonly
-    is_exact = source != "numpy" and (source != "torch" or exports_own_strides())
-    has_copy = target == "numpy" or (target == "torch" and takes_copy())
-    ways = {
-        "convert": lambda x: convert(x, to),
-        "convert the protocol": lambda x: convert(Protocol(x), to, copy=False),
-        "an object": lambda x: own(Exporter(x)),
-        "a copy in an object": lambda x: own(Exporter(x), **({"copy": False} if has_copy else {})),
-    }
-    if is_mute and target in ("torch", "tvm_ffi"):  # which have nothing readonly
-        del ways["convert the protocol"]
-
-    def seen(tensor):
-        *placed, (dtype, rest) = described(tensor, is_exact=is_exact)
-        return (*placed, dtype) if is_mute and target == "numpy" else (*placed, dtype, rest)
-
-    for layout, dtype in itertools.product(PLACED, ("?", "f4", "c16")):
-        tensor = SOURCES[source](PLACED[layout](np.arange(12).astype(dtype)))
-        want = seen(own(tensor))
-        for name, way in ways.items():
-            assert seen(way(tensor)) == want, (name, layout, dtype)
-
+# ---- what frameworks are asked for, and ask for ---------------------------------------------------------------------
 
 @needs_torch
 def test_pytorch_makes_tensors_of_our_objects():
     for tensor in (torch.arange(6.0).reshape(2, 3), torch.arange(6, dtype=torch.bfloat16)[::2]):
-        assert torch.equal(torch.tensor(Exporter(tensor)), tensor) and torch.equal(torch.as_tensor(Exporter(tensor)), tensor)
+        assert torch.equal(torch.tensor(exporter(tensor)), tensor) and torch.equal(torch.as_tensor(exporter(tensor)), tensor)
 
 
-ASKING = {
-    "a kernel": fast_args(lambda x: x.size),
-    "from_dlpack": from_dlpack,
-    "from_dlpack, the CPU": lambda x: from_dlpack(x, device="cpu", copy=False),
-    "from_dlpack, a copy": lambda x: from_dlpack(x, copy=True),
-    "to_dlpack": lambda x: to_dlpack(x, max_version=(1, 0), device=(1, 0)),
-    "to_dlpack, legacy": to_dlpack,
-    **{f"to {name}": functools.partial(lambda to, x: convert(x, to), to) for name, to in TARGETS.items()},
-}
+ASKING = {**CALLS, **CONVERSIONS, "a kernel": fast_args(lambda x: x.size), "to_dlpack, legacy": to_dlpack}
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", [name for name in ("numpy.ndarray", "torch.Tensor", "tvm_ffi.Tensor") if name in SOURCES])
 def test_a_producer_is_asked_for_the_newest_version_and_for_no_stream(source):
     """A tensor on the CPU has none, and PyTorch's refuse to hear of one. PyTorch's before version 2.9 have to be asked again."""
-    is_mute = source == "torch" and not has_versioned_capsules()
+    is_mute = source == "torch.Tensor" and not has_versioned_capsules()
     asked = [{"max_version": VERSION}, *[{}] * is_mute]
     for name, ask in ASKING.items():
         if is_mute and name == "to_dlpack, legacy":
@@ -309,7 +218,8 @@ def test_a_producer_is_asked_for_the_newest_version_and_for_no_stream(source):
             tensor = Protocol(SOURCES[source](np.arange(3.0)))
             ask(tensor)
             assert all(options in asked for options in tensor.asked), name
-        has_copied = is_mute and name in ("to torch", "to tvm_ffi")  # what seems to be readonly is exported a second time
+        # what seems to be readonly is exported a second time
+        has_copied = is_mute and name in ("to torch.Tensor", "to tvm_ffi.Tensor")
         assert tensor.asked == asked * (1 + has_copied), name
 
 
