@@ -151,7 +151,5 @@ body.as_torch_op("fx_caches::rule", vmap=lambda info, in_dims, x: (x * factor, i
 check("rule for vmap", lambda x: torch.vmap(torch.ops.fx_caches.rule)(x), (2, 4))
 
 print(
-    json.dumps(
-        [different, counters["aot_autograd"].get("autograd_cache_miss", 0), counters["inductor"]["fxgraph_cache_miss"]]
-    )
+    json.dumps([different, counters["aot_autograd"].get("autograd_cache_miss", 0), counters["inductor"]["fxgraph_cache_miss"]])
 )

@@ -191,6 +191,4 @@ def same(form: Form, got: np.ndarray, want: np.ndarray) -> None:
     is_nan = np.isnan(numbers(form))
     differ = (got != want) & ~(is_nan[got] & is_nan[want])
     where = np.flatnonzero(differ)[:5]
-    assert not differ.any(), (
-        f"{differ.sum()} differ, as {[(int(i), hex(got.flat[i]), hex(want.flat[i])) for i in where]}"
-    )
+    assert not differ.any(), f"{differ.sum()} differ, as {[(int(i), hex(got.flat[i]), hex(want.flat[i])) for i in where]}"

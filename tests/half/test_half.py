@@ -98,9 +98,7 @@ CONVERSIONS = (
     ("x", "other[i] = x[i]"),
 )  # fmt: skip
 convert = functools.partial(kernel_of, "x, read, single, stored, double, rounded, copied, other", CONVERSIONS)
-by_conversion = by_way(
-    *((form, "vectorised") for form in FORMS), *((form, way) for form in (BFLOAT16, FLOAT8) for way in WAYS)
-)
+by_conversion = by_way(*((form, "vectorised") for form in FORMS), *((form, way) for form in (BFLOAT16, FLOAT8) for way in WAYS))
 
 
 def converted(form, way, container=array, single=np.zeros(0, np.float32), double=np.zeros(0)):  # noqa: B008
@@ -334,9 +332,7 @@ def test_some_functions_are_those_of_float32():
 @pytest.mark.parametrize("module", [math, np], ids=["math", "numpy"])
 def test_functions_are_those_of_float32(form, module):
     cpu_target.typing_context.refresh()
-    functions = [
-        each for each in vars(module).values() if callable(each) and (module is math or isinstance(each, np.ufunc))
-    ]
+    functions = [each for each in vars(module).values() if callable(each) and (module is math or isinstance(each, np.ufunc))]
     chosen = tuple(each for each in dict.fromkeys([*functions, *OTHERS]) if arity(each))
     assert len(chosen) > 40
     check_functions(form, chosen)

@@ -98,9 +98,7 @@ def of_pairs():
     """A program of each kind for an element and another number, in both orders."""
     found = []
     for other in OTHERS:
-        for text, (a, b) in itertools.product(
-            OF_NUMBERS + OF_REALS * (other != "c"), (("x[1]", other), (other, "x[1]"))
-        ):
+        for text, (a, b) in itertools.product(OF_NUMBERS + OF_REALS * (other != "c"), (("x[1]", other), (other, "x[1]"))):
             start = "<{0}>" if a in ("True", "b", "h") else "{0}"
             found.append(text.replace("<{0}>", start).format(a, b))
     return found
@@ -124,9 +122,7 @@ def flat(result):
 
 def compare(programs, form):
     other = BY_NAME["float16" if form.name == "bfloat16" else "bfloat16"]
-    codes = [
-        (each, nearest(each, np.array(values))) for each, values in ((form, [1.3, 0.7, -2.9]), (other, [0.3, 1.7, 0.9]))
-    ]
+    codes = [(each, nearest(each, np.array(values))) for each, values in ((form, [1.3, 0.7, -2.9]), (other, [0.3, 1.7, 0.9]))]
     halves, floats = [tensor(*each) for each in codes], [numbers(each)[code].astype(np.float32) for each, code in codes]
     rest = np.array([0.1, 1.9, -3.3], np.float32), np.array([0.7, 1.1, 2.3]), np.int16(3), 5, True, 0.3 + 1j
     kernel, reference = fast_args(function_of(programs, r"\1")), numba.njit(function_of(programs, r"np.float32(\1)"))

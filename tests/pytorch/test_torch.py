@@ -65,9 +65,7 @@ def test_a_byte_that_is_1_by_chance_is_not_taken_for_a_flag_of_the_layout(chance
     """In one process of some hundred a byte of an address is 1 in all leaves of the experiment, and 0 in all others."""
     expected, offsets = producer.Guard().native.requires_grad, producer._offsets
     by_chance = {1: [chance]}
-    monkeypatch.setattr(
-        producer, "_offsets", lambda step, holds: sorted([*offsets(step, holds), *by_chance.get(step, [])])
-    )
+    monkeypatch.setattr(producer, "_offsets", lambda step, holds: sorted([*offsets(step, holds), *by_chance.get(step, [])]))
     found = producer.Guard()
     assert not found.knows_autograd or found.native.requires_grad == expected
 
@@ -109,9 +107,7 @@ def test_pytorch_is_asked_where_not_all_of_the_layout_is_found(unknown, monkeypa
     monkeypatch.setattr(producer.Guard, unknown, lambda self: False)
     found = producer.Guard()
     assert found.native.asks and not found.knows_all
-    assert (
-        found.native.odd_keys == -1 and found.native.autograd == found.native.storage == 0
-    )  # nothing half-known is used
+    assert found.native.odd_keys == -1 and found.native.autograd == found.native.storage == 0  # nothing half-known is used
 
 
 def test_keys_of_tensors_on_a_gpu_are_plain():
@@ -207,9 +203,7 @@ def test_gradients_are_allowed_with_options_of_numba():
 def test_one_dispatcher_two_kernels():
     dispatcher = numba.njit(total_njit.py_func)
     careful, allowing = fast_args(dispatcher), fast_args(dispatcher, grad="allow")
-    assert (
-        careful is not allowing and fast_args(dispatcher) is careful and fast_args(dispatcher, grad="allow") is allowing
-    )
+    assert careful is not allowing and fast_args(dispatcher) is careful and fast_args(dispatcher, grad="allow") is allowing
     assert not careful.allows_grad and allowing.allows_grad and fast_args(allowing) is allowing
     for _ in range(20):
         assert allowing(leaf) == 4.0
@@ -272,16 +266,9 @@ def test_a_subclass_may_export_what_pytorch_does_not():
 def test_tensors_that_pytorch_does_not_export_are_not_kept():
     """PyTorch before 2.10 keeps each such tensor that it is asked to export."""
     bits = fast_args(storage=True)(lambda x: x.sum())
-    ways = [
-        total,
-        bits,
-        fastexchange.from_dlpack,
-        fastexchange.to_dlpack,
-        lambda x: fastexchange.convert(x, np.ndarray),
-    ]
+    ways = [total, bits, fastexchange.from_dlpack, fastexchange.to_dlpack, lambda x: fastexchange.convert(x, np.ndarray)]
     cases = [
-        (torch.empty(3, dtype=dtype), f"{dtype}, which".removeprefix("torch."))
-        for dtype in producer.dtypes_not_exported()
+        (torch.empty(3, dtype=dtype), f"{dtype}, which".removeprefix("torch.")) for dtype in producer.dtypes_not_exported()
     ]
     cases = [(tensor, "" if tensor.is_quantized else said) for tensor, said in cases]
     cases += [(torch.empty(3, device="meta"), "device meta")]
@@ -310,16 +297,13 @@ OTHERWISE = {
     "its keys are not found": WITHOUT_KEYS, "it has no table": WITHOUT_TABLE,
     "it cannot be asked either": WITHOUT_KEYS + WITHOUT_QUERIES, "neither keys nor table": WITHOUT_KEYS + WITHOUT_TABLE,
 }  # fmt: skip
-OF_THE_PROCESS = (
-    "layout or otherwise or threads or compiler or private_names or cannot_ask or first_call or exchange_table"
-)
+OF_THE_PROCESS = "layout or otherwise or threads or compiler or private_names or cannot_ask or first_call or exchange_table"
 OF_NATIVE_CODE = "native or is_read or borrowed or without_the_gil or box_hold or owner or modes or grad_mode_is_off"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how",
-    [pytest.param(how, marks=pytest.mark.nightly if "either" in how or "neither" in how else ()) for how in OTHERWISE],
+    "how", [pytest.param(how, marks=pytest.mark.nightly if "either" in how or "neither" in how else ()) for how in OTHERWISE]
 )
 def test_a_pytorch_that_is_otherwise_gets_the_same_answers(how):
     """Whose tensors lie in memory in some other way, or that is older than 2.10: all that is not about how fast it is."""
@@ -501,16 +485,12 @@ def test_what_the_framework_itself_would_misread():
             reverse(torch.ones(3))
         for options in ({}, {"copy": False}):
             ledger = Ledger()
-            tensor = fastexchange.convert(
-                Dunder(array, ledger, data=address - 64, byte_offset=64), torch.Tensor, **options
-            )
+            tensor = fastexchange.convert(Dunder(array, ledger, data=address - 64, byte_offset=64), torch.Tensor, **options)
             assert tensor.data_ptr() == address and tensor.tolist() == [0, 1, 2, 3]
             del tensor
             ledger.check(ledger.made)  # native code gives an export with an offset back, and Python code makes another
     ledger = Ledger()
-    with contextlib.suppress(
-        BufferError
-    ):  # a device that PyTorch knows, and may refuse after it has released the export
+    with contextlib.suppress(BufferError):  # a device that PyTorch knows, and may refuse after it has released the export
         fastexchange.convert(Exporting(array, ledger, device_type=4), torch.Tensor)
     ledger.check(1)
 

@@ -55,7 +55,9 @@ def made(factor):
 
 
 def test_digests_of_python_functions():
-    digests = [code_of("fx::d", [each]) for each in (made(2.0), made(2.0), made(3.0), made(torch.ones(2)), made(torch.zeros(2)))]
+    digests = [
+        code_of("fx::d", [each]) for each in (made(2.0), made(2.0), made(3.0), made(torch.ones(2)), made(torch.zeros(2)))
+    ]
     assert digests[0] == digests[1] and len(set(digests)) == 4 and code_of("fx::d", [copied, None, "loop"]) == ""
     assert code_of("fx::d", [made(object())]) != code_of("fx::d", [made(object())])
 

@@ -11,17 +11,7 @@ import pytest
 import torch_operators
 from forked import fork_python
 from numba import objmode, prange
-from torch_operators import (
-    axpy_op,
-    doubled,
-    doubled_backward,
-    native_calls,
-    scale,
-    scale_backward,
-    scale_op,
-    tensors,
-    torch,
-)
+from torch_operators import axpy_op, doubled, doubled_backward, native_calls, scale, scale_backward, scale_op, tensors, torch
 
 from fastexchange import TorchOp, fast_args
 from fastexchange.calls import torch_boxed, torch_library
@@ -371,9 +361,7 @@ def test_the_short_way_to_autograd_is_taken_where_autograd_alone_sees_the_call(m
     for _ in range(3):
         op(leaf, w)
     seen, dispatch = [], type(op)._dispatch
-    monkeypatch.setattr(
-        type(op), "_dispatch", lambda self, *args, **kwargs: seen.append(1) or dispatch(self, *args, **kwargs)
-    )
+    monkeypatch.setattr(type(op), "_dispatch", lambda self, *args, **kwargs: seen.append(1) or dispatch(self, *args, **kwargs))
 
     def ways(*args, **kwargs) -> int:
         seen.clear()
@@ -560,9 +548,7 @@ def test_a_pickle_finds_the_operator_of_its_name():
     assert x.grad.tolist() == [40.0] * 3
     data = pickle.dumps(op)
     add.as_torch_op("fx_pickled::same", mutates=("y",), replace=True)
-    with pytest.raises(
-        ValueError, match=r"'fx_pickled::same' is registered, by <fast_args .*add.*with another declaration"
-    ):
+    with pytest.raises(ValueError, match=r"'fx_pickled::same' is registered, by <fast_args .*add.*with another declaration"):
         pickle.loads(data)
 
 

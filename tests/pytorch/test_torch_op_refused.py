@@ -150,9 +150,7 @@ def test_modes_see_no_stand_in():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        call = torch.jit.trace(
-            lambda x: torch.ops.fx_test.raising_arrays(x), torch.zeros(3)
-        )  # a mode does not see it call
+        call = torch.jit.trace(lambda x: torch.ops.fx_test.raising_arrays(x), torch.zeros(3))  # a mode does not see it call
     x = torch.ones(3)
     with See(), pytest.raises(RuntimeError, match="with arrays"):
         call(x)
@@ -214,9 +212,7 @@ def test_undeclared_writes_are_found_on_request(is_debug, monkeypatch):
         for call in (op, op.overload):
             x = torch.zeros(3, requires_grad=requires_grad)
             if is_debug:
-                said = (
-                    r"cheating\(\): the kernel has written to argument 'x' \(position 0\), which mutates= does not name"
-                )
+                said = r"cheating\(\): the kernel has written to argument 'x' \(position 0\), which mutates= does not name"
                 refused(RuntimeError, said, call, x, torch.zeros(()))
             else:
                 assert call(x, torch.zeros(())).tolist() == [0, 0, 0] and x.tolist() == [1, 1, 1]

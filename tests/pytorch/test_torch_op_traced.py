@@ -19,9 +19,7 @@ from fastexchange.calls.torch_tracing import name_of
 from fastexchange.producers import torch_modes
 
 nothing_compiled = torch_operators.nothing_compiled
-by_backend = pytest.mark.parametrize(
-    "backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
-)
+by_backend = pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 compiled_whole = functools.partial(torch.compile, fullgraph=True)
 make_fx = torch.fx.experimental.proxy_tensor.make_fx
 
@@ -113,9 +111,7 @@ def test_fake_tensors():
     with FakeTensorMode():
         made = scale(torch.empty(2, 3, dtype=torch.float64), torch.empty(3))
         assert isinstance(made, FakeTensor) and made.shape == (2, 3) and made.dtype == torch.float64
-        with pytest.raises(
-            ValueError, match=r"scale\(\): argument 'w' \(position 1\): dimension d of its shape differs"
-        ):
+        with pytest.raises(ValueError, match=r"scale\(\): argument 'w' \(position 1\): dimension d of its shape differs"):
             scale(torch.empty(2, 3), torch.empty(4))
         with pytest.raises(ValueError, match=r"scale\(\): argument 'x' \(position 0\) has 1 dimensions"):
             scale(torch.empty(2), torch.empty(4))
@@ -312,9 +308,7 @@ def test_a_second_derivative_names_the_kernel_that_has_no_backward():
     for name, backward in (("kernel", product_backward), ("op", as_operator)):
         op = product.as_torch_op(f"fx_tracing::product_by_{name}", backward=backward)
         x, w = torch.arange(3.0, requires_grad=True), torch.ones(3, requires_grad=True)
-        with pytest.raises(
-            BufferError, match=r"^product_backward\(\): a second derivative is asked for .* has no backward="
-        ):
+        with pytest.raises(BufferError, match=r"^product_backward\(\): a second derivative is asked for .* has no backward="):
             torch.autograd.grad(op(x, w).sum(), x, create_graph=True)
 
 
@@ -359,9 +353,7 @@ def test_kernels_that_write_in_compiled_functions(backend):
 
 
 def test_the_option_mutates():
-    refused(
-        ValueError, r"mutates=\('z',\) names 'z', no parameter of total\(x\)", fast_args, total.py_func, mutates="z"
-    )
+    refused(ValueError, r"mutates=\('z',\) names 'z', no parameter of total\(x\)", fast_args, total.py_func, mutates="z")
     refused(TypeError, "mutates is a tuple of parameters' names, not 3", fast_args, total.py_func, mutates=3)
 
 
@@ -468,10 +460,7 @@ def with_default(x, words="abc"):
 
 
 UNTRACED = {
-    "a value": (
-        lambda x: total(x),
-        r"declare what it returns as outputs, fast_args\(out=\.\.\.\), or .* fast_args\(mutates=",
-    ),
+    "a value": (lambda x: total(x), r"declare what it returns as outputs, fast_args\(out=\.\.\.\), or .* fast_args\(mutates="),
     "lists": (lambda x: step([x], [x], 0.1), r"declare .* the arguments that it writes to, fast_args\(mutates="),
     "NumPy's": (lambda x: scaled(x, np.int64(3)), r"make NumPy's numbers int\(\) or float\(\) outside"),
     "no schema": (lambda x: with_default(x), r"default has no place in an operator's schema"),
@@ -522,9 +511,7 @@ def test_dynamo_compiles_nothing_of_a_call_that_breaks_its_graph():
         assert compiled(products, x).tolist() == [3] * 3
     refused(BufferError, "'x'.* requires grad", compiled, sums, torch.ones(3, requires_grad=True))
     refused(BufferError, "'x'.* device meta", compiled, sums, torch.ones(3, device="meta"))
-    own = [
-        each.co_name for each in torch._dynamo.utils.get_compilation_metrics() if "/fastexchange/" in each.co_filename
-    ]
+    own = [each.co_name for each in torch._dynamo.utils.get_compilation_metrics() if "/fastexchange/" in each.co_filename]
     assert set(own) <= {"__call__", "call_traced"}
 
 
@@ -533,10 +520,7 @@ def test_pytorch_without_operators(monkeypatch):
     kernel = fast_args(out="x[n] -> y[n]")(doubled.py_func)
     monkeypatch.delattr(torch.library, "register_vmap")
     refused(
-        ImportError,
-        r"doubled.as_torch_op\(\) needs a PyTorch with torch.library.register_vmap",
-        kernel.as_torch_op,
-        "a::b",
+        ImportError, r"doubled.as_torch_op\(\) needs a PyTorch with torch.library.register_vmap", kernel.as_torch_op, "a::b"
     )
     for _ in range(3):
         assert torch.compile(lambda x: kernel(x) + 1, backend="eager")(torch.ones(3)).tolist() == [3] * 3
