@@ -11,7 +11,7 @@ import pytest
 import torch_operators
 from forked import fork_python
 from numba import objmode, prange
-from torch_operators import axpy_op, doubled, doubled_backward, native_calls, scale, scale_backward, scale_op, tensors, torch
+from torch_operators import axpy_op, doubled, native_calls, scale, scale_op, tensors, torch
 
 from fastexchange import TorchOp, fast_args
 from fastexchange.calls import torch_boxed, torch_library
@@ -89,7 +89,7 @@ def test_gradients_with_and_without_a_function_of_pytorch(kind, monkeypatch):
     """``torch._C._any_requires_grad``, which PyTorch 2.6 lacks."""
     if kind == "Python":
         monkeypatch.delattr(torch._C, "_any_requires_grad", raising=False)
-    op = scale.as_torch_op(f"fx_test::scale_{kind}", backward=scale_backward)
+    op = scale.as_torch_op(f"fx_test::scale_{kind}", backward=torch_operators.scale_backward)
     x, w = (value.double().requires_grad_() for value in tensors())
     assert torch.autograd.gradcheck(op, (x, w))
     for call in (op, op.overload):
@@ -540,7 +540,7 @@ def thrice(ctx, grad):
 
 
 def test_a_pickle_finds_the_operator_of_its_name():
-    op = doubled.as_torch_op("fx_pickled::same", backward=doubled_backward)
+    op = doubled.as_torch_op("fx_pickled::same", backward=torch_operators.doubled_backward)
     again, x = pickle.loads(pickle.dumps(op)), torch.ones(3, requires_grad=True)
     assert again.kernel is doubled and again.overload is op.overload
     for _ in range(20):
@@ -556,7 +556,7 @@ class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.operators = [
-            doubled.as_torch_op("fx_pickled::by_kernel", backward=doubled_backward),
+            doubled.as_torch_op("fx_pickled::by_kernel", backward=torch_operators.doubled_backward),
             doubled.as_torch_op("fx_pickled::by_function", backward=thrice),
         ]
         self.add = add.as_torch_op("fx_pickled::add", mutates=("y",))
