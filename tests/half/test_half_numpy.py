@@ -23,7 +23,9 @@ from fastexchange import fast_args  # noqa: E402
 VALUES = [1.5, 0.5, 3.0, 2.0]
 
 
-@pytest.mark.parametrize("name", ["of_random", "of_ranges", "of_arrays", "of_complex_parts"])
+@pytest.mark.parametrize("name", [
+    "of_random", "of_ranges", "of_arrays", "of_complex_parts", pytest.param("of_linear_algebra", marks=pytest.mark.slow),
+])  # fmt: skip
 @of_one
 def test_functions_for_which_numba_has_no_code(form, name):
     x, function = array_of(form, *VALUES), getattr(half_functions, name)
