@@ -540,4 +540,4 @@ def test_pytorchs_tests_by_the_other_sources(source):
     files = [str(HERE / f"{name}.py") for name in FILES]
     options = ["-q", "-p", "no:cacheprovider", "-m", "not nightly", *files]
     done = run_python(f"import pytest; raise SystemExit(pytest.main({options!r}))", FASTEXCHANGE_TORCH=source)
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 1000, done.stdout
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 300, done.stdout
