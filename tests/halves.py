@@ -50,8 +50,11 @@ class Form:
         """PyTorch's dtype."""
         return getattr(torch, self.name)
 
-    def __hash__(self):
-        return hash(self.name)
+    @property
+    def infinity(self) -> int:
+        """The first positive code that is no finite number."""
+        sign = 1 << self.bits - 1
+        return {"IEEE": sign - (1 << self.fraction), "fn": sign - 1, "fnuz": sign}[self.special]
 
 
 FORMS = [
@@ -60,14 +63,12 @@ FORMS = [
     Form("float8_e5m2fnuz", 8, 5, 16, "fnuz", (13, 8)), Form("float8_e4m3fnuz", 8, 4, 8, "fnuz", (11, 8)),
 ]  # fmt: skip
 BY_NAME = {form.name: form for form in FORMS}
-BFLOAT16 = BY_NAME["bfloat16"]
+BFLOAT16, FLOAT8 = BY_NAME["bfloat16"], BY_NAME["float8_e4m3fn"]
 of_each = pytest.mark.parametrize("form", FORMS, ids=str)
-of_two = pytest.mark.parametrize("form", [FORMS[0], FORMS[3]], ids=str)
-of_some = pytest.mark.parametrize("form", [
-    FORMS[0], *(pytest.param(each, marks=pytest.mark.slow if each.name in ("float16", "float8_e4m3fn") else pytest.mark.nightly)
-                for each in FORMS[1:])
-], ids=str)  # fmt: skip
-"""Marks tests that compile much: what the formats have of their own, their conversions, other tests have of each."""
+of_one = pytest.mark.parametrize(
+    "form", [BFLOAT16, *(pytest.param(each, marks=pytest.mark.nightly) for each in FORMS[1:])], ids=str
+)
+"""Marks tests that compile much. What a format has of its own, its conversions, others have of each."""
 
 
 def codes(form: Form) -> np.ndarray:
@@ -88,9 +89,9 @@ def numbers(form: Form) -> np.ndarray:
     )
     if form.special == "IEEE":
         value[exponent == (1 << form.exponent) - 1] = np.nan
-        value[magnitude == infinity(form)] = np.inf
+        value[magnitude == form.infinity] = np.inf
     elif form.special == "fn":
-        value[magnitude == infinity(form)] = np.nan
+        value[magnitude == form.infinity] = np.nan
     value[code != magnitude] *= -1
     if form.special == "fnuz":
         value[1 << form.bits - 1] = np.nan
@@ -98,16 +99,10 @@ def numbers(form: Form) -> np.ndarray:
     return value
 
 
-def infinity(form: Form) -> int:
-    """The first positive code that is no finite number."""
-    sign = 1 << form.bits - 1
-    return {"IEEE": sign - (1 << form.fraction), "fn": sign - 1, "fnuz": sign}[form.special]
-
-
 @functools.cache
 def midpoints(form: Form) -> np.ndarray:
     """The middle between each positive number and the next, as float64; the last: where overflow begins."""
-    finite = numbers(form)[: infinity(form)]
+    finite = numbers(form)[: form.infinity]
     beyond = 2 * finite[-1] - finite[-2]  # the number that would come next
     return (finite + [*finite[1:], beyond]) / 2
 
@@ -121,11 +116,10 @@ def nearest(form: Form, value: np.ndarray) -> np.ndarray:
     tie = middles[np.minimum(code, len(middles) - 1)] == magnitude
     code += tie & (code % 2 == 1)
     if form.special == "fn":
-        code = np.minimum(code, infinity(form) - 1)
+        code = np.minimum(code, form.infinity - 1)
+    found = code | sign << form.bits - 1
     if form.special == "fnuz":
-        found = np.where(code == infinity(form), 1 << form.bits - 1, np.where(code == 0, 0, code | sign << form.bits - 1))
-    else:
-        found = code | sign << form.bits - 1
+        found = np.where(code == form.infinity, 1 << form.bits - 1, np.where(code == 0, 0, found))
     return np.where(np.isnan(wide), nan_code(form, value), found).astype(form.word)
 
 
@@ -135,8 +129,8 @@ def nan_code(form: Form, value: np.ndarray) -> np.ndarray:
     sign = word >> 31 << form.bits - 1
     if form.special == "IEEE":
         payload = word >> 23 - form.fraction & (1 << form.fraction) - 1
-        return sign | infinity(form) | payload | 1 << form.fraction - 1
-    return sign | infinity(form) if form.special == "fn" else np.full_like(sign, 1 << form.bits - 1)
+        return sign | form.infinity | payload | 1 << form.fraction - 1
+    return sign | form.infinity if form.special == "fn" else np.full_like(sign, 1 << form.bits - 1)
 
 
 def wide_bits(form: Form) -> np.ndarray:
@@ -152,7 +146,7 @@ def wide_bits(form: Form) -> np.ndarray:
 
 def edges(form: Form) -> np.ndarray:
     """Numbers of float32 at and beside each boundary of rounding and each number, of both signs, and those at the ends."""
-    found = np.concatenate([midpoints(form), numbers(form)[: infinity(form)]]).astype(np.float32)
+    found = np.concatenate([midpoints(form), numbers(form)[: form.infinity]]).astype(np.float32)
     word = found.view(np.int32)[:, None] + np.arange(-2, 3, dtype=np.int32)
     ends = [0, 1, 2, 0x7F_FFFF, 0x80_0000, 0x7F7F_FFFF, 0x7F80_0000]
     nans = [0x7F80_0001, 0x7FBF_FFFF, 0x7FC0_0000, 0x7FFF_FFFF, 0x7F81_2345, 0x7FA0_0000, 0x7FFF_8000, 0x7FFF_7FFF]
@@ -165,10 +159,14 @@ def array(form: Form, code: np.ndarray) -> np.ndarray:
     return np.asarray(code).astype(form.word).view(form.dtype)
 
 
+def array_of(form: Form, *values: float) -> np.ndarray:
+    """Numbers as an array of the format."""
+    return array(form, nearest(form, np.array(values, float)))
+
+
 def tensor(form: Form, code: np.ndarray):
     """Codes as a tensor of PyTorch's."""
-    words = torch.from_numpy(np.array(code).astype(form.word))
-    return words.view(form.torch)
+    return torch.from_numpy(np.array(code).astype(form.word)).view(form.torch)
 
 
 def tensor_of(form: Form, *values: float):
@@ -188,13 +186,9 @@ def converts_as_pytorch(form: Form) -> bool:
     return torch is not None and (form.special != "fn" or torch.tensor(1e9).to(form.torch).item() == 448)
 
 
-def is_nan(form: Form, code: np.ndarray) -> np.ndarray:
-    """Which codes are NaN."""
-    return np.isnan(numbers(form))[code]
-
-
 def same(form: Form, got: np.ndarray, want: np.ndarray) -> None:
     """Assert that codes are the same, or both NaN."""
-    differ = (got != want) & ~(is_nan(form, got) & is_nan(form, want))
+    is_nan = np.isnan(numbers(form))
+    differ = (got != want) & ~(is_nan[got] & is_nan[want])
     where = np.flatnonzero(differ)[:5]
     assert not differ.any(), f"{differ.sum()} differ, as {[(int(i), hex(got.flat[i]), hex(want.flat[i])) for i in where]}"

@@ -10,21 +10,28 @@ import numpy as np
 import pytest
 from forked import fork_python
 from frameworks import torch
-from halves import FORMS, array, code_of, codes, edges, nearest, numbers, of_each, of_some, of_two, same, tensor
+from halves import BFLOAT16, FLOAT8, FORMS, array, code_of, codes, edges, nearest, numbers, of_each, of_one, same
 from interoperability import ml_dtypes
 from interpreter import run_python
+from numba.core.registry import cpu_target
 
 if ml_dtypes is None:
     pytest.skip("ml_dtypes is not installed", allow_module_level=True)
 
 from fastexchange import fast_args
-from fastexchange.ground.half.elements import computed_as
+from fastexchange.ground.half.elements import TYPES, computed_as
 from fastexchange.ground.half.formats import FORMATS
 
-WAYS = {"vectorised": {}, "scalar": {}, "fastmath": {"fastmath": True}}
-by_each_way = pytest.mark.parametrize("way", WAYS)
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of NaN, to float64
-of_each_wide = pytest.mark.parametrize("form", FORMS[:2], ids=str)
+WAYS = {"vectorised": {}, "scalar": {}, "fastmath": {"fastmath": True}}
+
+
+def by_way(*chosen):
+    """All formats in each way, of which those not chosen wait for the night."""
+    return pytest.mark.parametrize(("form", "way"), [
+        pytest.param(form, way, id=f"{form}-{way}", marks=() if (form, way) in chosen else pytest.mark.nightly)
+        for form in FORMS for way in WAYS
+    ])  # fmt: skip
 
 
 def quiet():
@@ -33,35 +40,27 @@ def quiet():
 
 
 @functools.cache
-def kernel_of(parameters, body, way="vectorised"):
-    """A kernel with a body for each index `i`. ``scalar``: each index is read from memory, so that LLVM makes no vectors."""
-    lines = "".join(f"  {line}\n" for line in body)
-    if way == "scalar":
-        source = f"def kernel({parameters}, follow):\n i = 0\n while i >= 0:\n{lines}  i = follow[i]"
-    else:
-        source = f"def kernel({parameters}):\n for i in range({parameters[0]}.size):\n{lines}"
-    names = {"np": np, "math": math}
+def kernel_of(parameters, loops, way="vectorised"):
+    """A kernel with a loop over the indices `i` of an array for each statement.
+
+    ``scalar``: each next index is read from memory, so that LLVM makes no vectors.
+    """
+    source, follow = f"def kernel({parameters}, follow):\n", np.arange(1, 1_000_001)
+    for over, statement in loops:
+        if way == "scalar":
+            source += f" i = 0\n while i < {over}.size:\n  {statement}\n  i = follow[i]\n"
+        else:
+            source += f" for i in range({over}.size):\n  {statement}\n"
+    names = {"math": math}
     exec(source, names)
     kernel = fast_args(numba.njit(error_model="numpy", **WAYS[way])(names["kernel"]))
-    if way != "scalar":
-        return kernel
-    return lambda *arguments: kernel(*arguments, np.array([*range(1, len(arguments[0])), -1]))
-
-
-def copying(way="vectorised"):
-    return kernel_of("x, y", ("y[i] = x[i]",), way)
-
-
-def made(form, kernel, *arguments):
-    """The codes that a kernel writes into an array of the format, its last argument."""
-    y = array(form, np.zeros(len(arguments[0])))
-    kernel(*arguments, y)
-    return code_of(y)
+    return functools.partial(kernel, follow=follow)
 
 
 def equal(got, want):
     """Whether numbers are the same, with the signs of zeros, or both NaN."""
-    return np.array_equal(got, want, equal_nan=True) and not ((np.signbit(got) != np.signbit(want)) & ~np.isnan(want)).any()
+    has_signs = (np.signbit(got) == np.signbit(want)) | np.isnan(want)
+    return np.array_equal(got, want, equal_nan=True) and has_signs.all()
 
 
 # ---- the formats ---------------------------------------------------------------------------------------------------
@@ -71,11 +70,8 @@ def equal(got, want):
 def test_the_table_of_formats_says_the_same_as_the_oracle(form):
     ours = next(each for each in FORMATS if each.name == form.name)
     assert (ours.code, ours.bits) == form.dlpack and ours.fraction == form.fraction and ours.bias == form.bias
-    found = np.array([ours.decode(code) for code in range(1 << form.bits)])
-    assert equal(found, numbers(form))
-    at_edges = edges(form)
-    if form.bits == 16:
-        at_edges = np.random.default_rng(1).choice(at_edges, 20_000)
+    assert equal(np.array([ours.decode(code) for code in range(1 << form.bits)]), numbers(form))
+    at_edges = np.random.default_rng(1).permutation(edges(form))[:10_000]
     with quiet():
         assert [ours.encode(float(value)) for value in at_edges] == nearest(form, at_edges.astype(float)).tolist()
 
@@ -89,36 +85,50 @@ def test_the_oracle_says_the_same_as_pytorch_and_ml_dtypes(form):
     with quiet():
         by_ml_dtypes = code_of(given.astype(form.dtype))
     saturated = np.abs(given) > 464 if form.special == "fn" else np.zeros(len(given), bool)
-    assert halves.is_nan(form, by_ml_dtypes[saturated]).all() and (form.special != "fn" or saturated.any())
+    assert np.isnan(numbers(form)[by_ml_dtypes[saturated]]).all() and (form.special != "fn" or saturated.any())
     same(form, by_ml_dtypes[~saturated], want[~saturated])
     if torch is not None:
-        assert np.array_equal(tensor(form, codes(form)).float().numpy(), numbers(form), equal_nan=True)
+        assert np.array_equal(halves.tensor(form, codes(form)).float().numpy(), numbers(form), equal_nan=True)
 
 
 # ---- load and store ------------------------------------------------------------------------------------------------
 
+CONVERSIONS = (
+    ("x", "read[i] = x[i]"), ("single", "stored[i] = single[i]"), ("double", "rounded[i] = double[i]"), ("x", "copied[i] = x[i]"),
+    ("x", "other[i] = x[i]"),
+)  # fmt: skip
+convert = functools.partial(kernel_of, "x, read, single, stored, double, rounded, copied, other", CONVERSIONS)
+by_conversion = by_way(*((form, "vectorised") for form in FORMS), *((form, way) for form in (BFLOAT16, FLOAT8) for way in WAYS))
 
-@of_each
-@by_each_way
+
+def converted(form, way, container=array, single=np.zeros(0, np.float32), double=np.zeros(0)):  # noqa: B008
+    """What the kernel makes of all codes, of float32 and of float64; and the format of ``other``, which follows in the table."""
+    following = FORMS[(FORMS.index(form) + 1) % len(FORMS)]
+    read = np.empty(1 << form.bits, np.float32)
+    stored, rounded, copied = (container(form, np.zeros(count)) for count in (len(single), len(double), len(read)))
+    other = container(following, np.zeros(len(read)))
+    convert(way)(container(form, codes(form)), read, single, stored, double, rounded, copied, other)
+    return read, *map(code_of, (stored, rounded, copied, other)), following
+
+
+@by_conversion
 def test_every_code_is_read_as_its_number(form, way):
-    """Bit by bit: signed zeros, subnormal numbers, and the payloads of NaN."""
-    kernel, out = copying(way), np.empty(1 << form.bits, np.float32)
-    for container in (array,) if torch is None else (array, tensor):
-        out[:] = 0
-        kernel(container(form, codes(form)), out)
-        assert out.view(np.uint32).tolist() == halves.wide_bits(form).tolist()
+    """Bit by bit: signed zeros, subnormal numbers, and the payloads of NaN. Also as every other format."""
+    for container in (array,) if torch is None else (array, halves.tensor):
+        read, _, _, copied, other, following = converted(form, way, container)
+        assert read.view(np.uint32).tolist() == halves.wide_bits(form).tolist()
+        assert np.array_equal(copied, codes(form))
+        if way != "fastmath":
+            same(following, other, nearest(following, numbers(form)))
 
 
-@of_each
-@by_each_way
+@by_conversion
 def test_a_store_rounds_to_nearest_and_ties_to_even(form, way):
     """At every boundary of rounding, 1 and 2 float32 beside it, at overflow, for subnormal numbers, and for NaN."""
-    given = edges(form)
-    kernel = copying(way)
-    assert np.array_equal(made(form, kernel, given), nearest(form, given))
     random = np.random.default_rng(2).integers(0, 1 << 32, 200_000, np.uint32).view(np.float32)
+    given = np.concatenate([edges(form), random])
     with quiet():
-        assert np.array_equal(made(form, kernel, random), nearest(form, random))
+        assert np.array_equal(converted(form, way, single=given)[1], nearest(form, given))
 
 
 @pytest.mark.nightly
@@ -126,10 +136,9 @@ def test_a_store_rounds_to_nearest_and_ties_to_even(form, way):
 def test_every_float32_is_stored_as_pytorch_does(form):
     if not halves.converts_as_pytorch(form):
         pytest.skip("this PyTorch does not saturate")
-    kernel = copying()
-    for first in range(0, 1 << 32, 1 << 24):
-        given = np.arange(first, first + (1 << 24), dtype=np.uint32).view(np.float32)
-        same(form, made(form, kernel, given), code_of(torch.from_numpy(given).to(form.torch)))
+    for first in range(0, 1 << 32, 1 << 19):
+        given = np.arange(first, first + (1 << 19), dtype=np.uint32).view(np.float32)
+        same(form, converted(form, "vectorised", single=given)[1], code_of(torch.from_numpy(given).to(form.torch)))
 
 
 @of_each
@@ -139,29 +148,46 @@ def test_float64_is_rounded_to_float32_first(form):
     near = edges(form)[::7].astype(float)
     near = near[np.isfinite(near)]
     given = np.concatenate([wide, near, np.nextafter(near, np.inf), [1e300, -1e300, 5e-324]])
-    got = made(form, copying(), given)
     with quiet():
-        narrow = given.astype(np.float32)
+        got, narrow = converted(form, "vectorised", double=given)[2], given.astype(np.float32)
     same(form, got, nearest(form, narrow))
     if halves.converts_as_pytorch(form):
         same(form, got, code_of(torch.from_numpy(given).to(form.torch)))
 
 
-@of_some
-@pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
-def test_integers_and_bools(form, dtype):
+def test_loops_are_vectors():
+    """Else ``vectorised`` and ``scalar`` would test the same code."""
+    for way in WAYS:
+        converted(BFLOAT16, way)
+        found = convert(way).func.inspect_llvm().items()
+        code = next(code for types, code in found if types[0].dtype.name == "bfloat16")
+        assert ("x i16>" in code) is (way != "scalar"), way
+
+
+INTEGERS = "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"
+
+
+@of_one
+def test_integers_and_bools(form):
     """They become float32 first; an integer made of a number is cut."""
-    ends, random = np.iinfo(dtype), np.random.default_rng(5)
-    near = np.arange(max(ends.min, -300), min(ends.max, 300), dtype=dtype)
-    others = np.array([ends.min, ends.max, ends.max - 1, ends.max // 3], dtype)
-    given = np.concatenate([near, others, random.integers(ends.min, ends.max, 2000, dtype)])
-    same(form, made(form, copying(), given), nearest(form, given.astype(np.float32)))
-    fits = (numbers(form) > float(ends.min)) & (numbers(form) < float(ends.max))
-    out = np.zeros(fits.sum(), dtype)
-    copying()(array(form, codes(form)[fits]), out)
-    assert np.array_equal(out, np.trunc(numbers(form)[fits]).astype(dtype))
+    names = ", ".join(f"{name}_{dtype}" for dtype in INTEGERS for name in ("given", "made", "fits", "cut"))
+    loops = [(f"given_{dtype}", f"made_{dtype}[i] = given_{dtype}[i]") for dtype in INTEGERS]
+    loops += [(f"fits_{dtype}", f"cut_{dtype}[i] = fits_{dtype}[i]") for dtype in INTEGERS]
+    value, random, arguments = numbers(form), np.random.default_rng(5), []
+    for dtype in INTEGERS:
+        ends = np.iinfo(dtype)
+        near = np.arange(max(ends.min, -300), min(ends.max, 300), dtype=dtype)
+        others = np.array([ends.min, ends.max, ends.max - 1, ends.max // 3], dtype)
+        given = np.concatenate([near, others, random.integers(ends.min, ends.max, 2000, dtype)])
+        fits = codes(form)[(value > float(ends.min)) & (value < float(ends.max))]
+        arguments += [given, array(form, np.zeros(len(given))), array(form, fits), np.zeros(len(fits), dtype)]
+    kernel_of(names, tuple(loops), "scalar")(*arguments)
+    for given, made, fits, cut in zip(*(arguments[place::4] for place in range(4)), strict=True):
+        same(form, code_of(made), nearest(form, given.astype(np.float32)))
+        assert np.array_equal(cut, np.trunc(value[code_of(fits)]).astype(cut.dtype))
 
 
+@fast_args
 def as_other_types(x, given, truth, stored, copied, wide, pairs, whole, of_truth):
     for i in range(x.size):
         truth[i] = 1 if x[i] else 0
@@ -173,12 +199,12 @@ def as_other_types(x, given, truth, stored, copied, wide, pairs, whole, of_truth
     copied[:] = x.astype(np.bool_)
 
 
-@of_two
+@of_one
 def test_bools_floats_and_complex_numbers_of_elements(form):
     value, count = numbers(form), 1 << form.bits
     outs = [np.zeros(count, dtype) for dtype in ("?", "?", "?", "f8", "c16", "i8")]
     of_truth, given = array(form, np.zeros(count)), value > 0
-    fast_args(as_other_types)(array(form, codes(form)), given, *outs, of_truth)
+    as_other_types(array(form, codes(form)), given, *outs, of_truth)
     *truths, wide, pairs, whole = outs
     for truth in truths:
         assert np.array_equal(truth, value.astype(bool))  # minus zero is False, NaN is True
@@ -187,183 +213,129 @@ def test_bools_floats_and_complex_numbers_of_elements(form):
     same(form, code_of(of_truth), nearest(form, given.astype(float)))
 
 
-@of_each
-def test_every_format_becomes_every_other(form):
-    names, given = "abcdef", array(form, codes(form))
-    outs = [array(other, np.zeros(len(given))) for other in FORMS]
-    kernel_of("x, " + ", ".join(names), tuple(f"{name}[i] = x[i]" for name in names))(given, *outs)
-    for other, out in zip(FORMS, outs, strict=True):
-        if form is other:
-            assert np.array_equal(code_of(out), codes(form))  # bit by bit, also NaN
-        else:
-            same(other, code_of(out), nearest(other, numbers(form)))
-
-
-def test_loops_are_vectors():
-    """Else ``vectorised`` and ``scalar`` would test the same code."""
-    for way in WAYS:
-        kernel = copying(way)
-        kernel(array(halves.BFLOAT16, np.zeros(3)), np.ones(3, np.float32))
-        found = kernel.__closure__[0].cell_contents if way == "scalar" else kernel
-        code = next(code for types, code in found.inspect_llvm().items() if types[0].dtype.name == "bfloat16")
-        assert ("x i16>" in code) is (way != "scalar"), way
-
-
 # ---- operators -----------------------------------------------------------------------------------------------------
 
+COMPARED = [operator.lt, operator.le, operator.eq, operator.ne, operator.ge, operator.gt]
+OPERATORS = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}
+COMPUTED = (
+    *(("x", f"{operation.__name__}[i] = x[i] {sign} y[i]") for operation, sign in OPERATORS.items()),
+    ("x", "fused[i] = x[i] * y[i] + z[i]"),
+    *(("x", f"out[i] |= (x[i] {sign} y[i]) << {bit}") for bit, sign in enumerate(["<", "<=", "==", "!=", ">=", ">"])),
+)
+compute = functools.partial(kernel_of, "x, y, z, add, sub, mul, truediv, fused, out", COMPUTED)
 
-ARITHMETIC = ("p[i] = x[i] + y[i]", "q[i] = x[i] - y[i]", "r[i] = x[i] * y[i]", "s[i] = x[i] / y[i]")
-COMPARISONS = tuple(f"out[i] |= (x[i] {sign} y[i]) << {bit}" for bit, sign in enumerate(["<", "<=", "==", "!=", ">=", ">"]))
-OPERATORS = [operator.add, operator.sub, operator.mul, operator.truediv]
 
-
-def check_arithmetic(form, x, y, way):
-    """``x`` and ``y``: codes."""
-    a, b = array(form, x), array(form, y)
-    outs = [array(form, np.zeros(len(x))) for _ in OPERATORS]
-    kernel_of("x, y, p, q, r, s", ARITHMETIC, way)(a, b, *outs)
-    wide_a, wide_b = numbers(form)[x], numbers(form)[y]
-    for function, out in zip(OPERATORS, outs, strict=True):
+def check_operators(form, way, seed, count=200_000):
+    """Of all pairs of 8 bits; of 16 bits, half are any numbers, half near each other, so that sums are rounded."""
+    random = np.random.default_rng(seed)
+    if form.bits == 8:
+        x, y = (each.ravel() for each in np.meshgrid(codes(form), codes(form)))
+    else:
+        x, y = (random.integers(0, 1 << form.bits, count).astype(form.word) for _ in "xy")
+        y[::2] = x[::2] + random.integers(-(3 << form.fraction), 3 << form.fraction, count // 2).astype(form.word)
+    z = random.permutation(x)
+    outs, compared = [array(form, np.zeros(len(x))) for _ in range(5)], np.zeros(len(x), np.int64)
+    compute(way)(*(array(form, code) for code in (x, y, z)), *outs, compared)
+    wide = [numbers(form)[code] for code in (x, y, z)]
+    a, b, c = (each.astype(np.float32) for each in wide)
+    *results, fused = map(code_of, outs)
+    for function, got in zip(OPERATORS, results, strict=True):
         with quiet():
-            single, got = function(wide_a.astype(np.float32), wide_b.astype(np.float32)), code_of(out)
+            single = function(a, b)
             want = nearest(form, single)
         if way != "fastmath":
             same(form, got, want)
             if form.bits == 16 and torch is not None:
-                same(form, got, code_of(function(tensor(form, x), tensor(form, y))))
+                same(form, got, code_of(function(halves.tensor(form, x), halves.tensor(form, y))))
         elif function is not operator.truediv:  # of which a reciprocal may be taken
-            keep = np.isfinite(wide_a) & np.isfinite(wide_b) & np.isfinite(single)
-            got, want = (np.where(numbers(form)[code] == 0, 0, code) for code in (got, want))  # signs of zeros may differ
+            keep = np.isfinite(a) & np.isfinite(b) & np.isfinite(single)
+            # Signs of zeros may differ.
+            got, want = (np.where(numbers(form)[code] == 0, 0, code) for code in (got, want))
             same(form, got[keep], want[keep])
-    if way != "fastmath":
-        out = np.zeros(len(x), np.int64)
-        kernel_of("x, y, out", COMPARISONS, way)(a, b, out)
-        want = [wide_a < wide_b, wide_a <= wide_b, wide_a == wide_b, wide_a != wide_b, wide_a >= wide_b, wide_a > wide_b]
-        assert np.array_equal(out, sum(each.astype(np.int64) << bit for bit, each in enumerate(want)))
+    with quiet():  # two operations of float32 and one rounding; with fastmath they may be one operation
+        single = a * b + c
+        want, as_one = nearest(form, single), nearest(form, (wide[0] * wide[1] + wide[2]).astype(np.float32))
+        known = np.isfinite(single) & np.isfinite(a * b) & (numbers(form)[want] != 0)
+    if way == "fastmath":
+        assert ((fused == want) | (fused == as_one))[known].all()
+    else:
+        same(form, fused, want)
+        assert np.array_equal(compared, sum(sign(a, b).astype(np.int64) << bit for bit, sign in enumerate(COMPARED)))
 
 
-@pytest.mark.parametrize("form", FORMS[2:], ids=str)
-def test_operators_of_all_pairs_of_float8(form):
-    x, y = np.meshgrid(codes(form), codes(form))
-    for way in WAYS if form.name == "float8_e4m3fn" else ["vectorised"]:
-        check_arithmetic(form, x.ravel(), y.ravel(), way)
-
-
-def pairs(form, count, seed):
-    """Half of them of all codes, half of numbers that are near each other, so that sums are rounded."""
-    random = np.random.default_rng(seed)
-    x = random.integers(0, 1 << form.bits, count).astype(form.word)
-    y = random.integers(0, 1 << form.bits, count).astype(form.word)
-    near = x[: count // 2] + random.integers(-(3 << form.fraction), 3 << form.fraction, count // 2).astype(form.word)
-    y[: count // 2] = near
-    return x, y
-
-
-@of_each_wide
-@by_each_way
-def test_operators_of_a_million_pairs(form, way):
-    check_arithmetic(form, *pairs(form, 1_000_000, 6), way)
+@by_way((BFLOAT16, "vectorised"), (BFLOAT16, "fastmath"), (FLOAT8, "vectorised"))
+def test_operators(form, way):
+    check_operators(form, way, 6)
 
 
 @pytest.mark.nightly
-@of_each_wide
-@by_each_way
+@pytest.mark.parametrize("form", FORMS[:2], ids=str)
+@pytest.mark.parametrize("way", WAYS)
 def test_operators_of_a_hundred_million_pairs(form, way):
     for seed in range(100):
-        check_arithmetic(form, *pairs(form, 1_000_000, 100 + seed), way)
-
-
-@of_two
-@by_each_way
-def test_products_that_are_added(form, way):
-    """Two operations of float32 and one rounding. With fastmath they may be one operation."""
-    random = np.random.default_rng(7)
-    x, y, z = (random.integers(0, 1 << form.bits, 200_000).astype(form.word) for _ in range(3))
-    wide = [numbers(form)[code] for code in (x, y, z)]
-    narrow = [value.astype(np.float32) for value in wide]
-    got = made(form, kernel_of("x, y, z, out", ("out[i] = x[i] * y[i] + z[i]",), way), *(array(form, code) for code in (x, y, z)))
-    with quiet():
-        single = narrow[0] * narrow[1] + narrow[2]
-        want = nearest(form, single)
-        fused = nearest(form, (wide[0] * wide[1] + wide[2]).astype(np.float32))
-        known = np.isfinite(single) & np.isfinite(narrow[0] * narrow[1]) & (numbers(form)[want] != 0)
-    if way != "fastmath":
-        return same(form, got, want)
-    assert ((got == want) | (got == fused))[known].all()
-    return None
+        check_operators(form, way, 100 + seed, 1_000_000)
 
 
 # ---- functions -----------------------------------------------------------------------------------------------------
 
-_MATH = (
-    "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "degrees", "erf", "erfc", "exp", "expm1",
-    "fabs", "floor", "gamma", "isfinite", "isinf", "isnan", "lgamma", "log", "log10", "log1p", "radians", "sin", "sinh",
-    "sqrt", "tan", "tanh", "trunc",
+OTHERS = abs, max, min, float, np.float32, operator.neg, operator.pos, operator.mod, operator.pow, operator.floordiv
+SOME = (
+    math.sqrt, math.floor, math.isnan, np.exp, np.sign, abs, operator.neg, float, math.atan2, max, np.fmod, operator.pow,
 )  # fmt: skip
-_NUMPY = (
-    "absolute", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "cbrt", "ceil", "cos", "cosh", "deg2rad",
-    "degrees", "exp", "exp2", "expm1", "fabs", "floor", "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2",
-    "negative", "positive", "rad2deg", "radians", "reciprocal", "rint", "sign", "signbit", "sin", "sinh", "sqrt",
-    "square", "tan", "tanh", "trunc",
-)  # fmt: skip
-UNARY = {f"math.{name}": getattr(math, name) for name in _MATH} | {f"np.{name}": getattr(np, name) for name in _NUMPY}
-UNARY |= {"abs": abs, "-": operator.neg, "+": operator.pos, "float": float, "np.float32": np.float32, "np.float64": np.float64}
-DOMAIN = {"math.ceil", "math.floor", "math.trunc"}
-"""Functions that return an integer: only of numbers that have one."""
 
 
-def calling(functions, arguments="x"):
-    """A kernel that writes each function of each element, or of each pair, into a row."""
-    made = {f"f{i}": function for i, function in enumerate(functions)}
-    given = ", ".join(f"{argument}[i]" for argument in arguments)
-    lines = [f"  out[{i}, i] = f{i}({given})" for i in range(len(functions))]
-    exec("\n".join([f"def kernel({', '.join(arguments)}, out):", " for i in range(x.size):", *lines]), made)
-    return fast_args(numba.njit(error_model="numpy")(made["kernel"]))
-
-
-@of_some
-@pytest.mark.parametrize("kind", ["math", "np", "other"])
-def test_unary_functions_of_every_code_are_those_of_float32(form, kind):
-    names = [name for name in UNARY if name.partition(".")[0] == kind or (kind == "other" and "." not in name)]
-    for only_small in (False, True):
-        chosen = [name for name in names if (name in DOMAIN) is only_small]
-        if not chosen:
+@functools.cache
+def arity(function):
+    """How many float32 Numba's function takes, of one or two; 0: another number."""
+    for count in (1, 2):
+        try:
+            found = cpu_target.typing_context.resolve_function_type(function, (numba.float32,) * count, {})
+        except Exception:
             continue
-        all_codes = codes(form)
-        if only_small:
-            all_codes = all_codes[np.abs(numbers(form)) < 2**62]
-        kernel = calling([UNARY[name] for name in chosen])
-        got, want = np.zeros((2, len(chosen), len(all_codes)))
-        with quiet():
-            wide = halves.wide_bits(form).view(np.float32)[all_codes]
-            kernel(array(form, all_codes), got)
-            kernel(wide, want)
-        for name, ours, theirs in zip(chosen, got, want, strict=True):
-            equal = (ours.view(np.int64) == theirs.view(np.int64)) | (np.isnan(ours) & np.isnan(theirs))
-            where = np.flatnonzero(~equal)[:4]
-            assert equal.all(), (name, [(hex(all_codes[i]), wide[i], ours[i], theirs[i]) for i in where])
+        if isinstance(getattr(found, "return_type", None), (numba.types.Number, numba.types.Boolean)):
+            return count
+    return 0
 
 
-BINARY = {
-    "math.atan2": math.atan2, "math.copysign": math.copysign, "math.hypot": math.hypot, "max": max,
-    "math.pow": math.pow, "min": min, "np.arctan2": np.arctan2, "np.copysign": np.copysign, "np.fmax": np.fmax,
-    "np.fmin": np.fmin, "np.fmod": np.fmod,
-    "np.hypot": np.hypot, "np.logaddexp": np.logaddexp, "np.maximum": np.maximum, "np.minimum": np.minimum,
-    "np.power": np.power, "np.remainder": np.remainder, "%": operator.mod, "**": operator.pow, "//": operator.floordiv,
-}  # fmt: skip
+@functools.cache
+def calling(chosen):
+    """A kernel that writes each function, of each element or of each pair, into a row."""
+    functions, lines = {}, []
+    for row, function in enumerate(chosen):
+        functions[f"f{row}"] = function
+        call = f"f{row}(x[i])" if arity(function) == 1 else f"f{row}(x[i], y[i])"
+        makes_integer = function in (math.ceil, math.floor, math.trunc)
+        lines.append(f"  out[{row}, i] = {call}" + " if abs(x[i]) < 2.0**62 else 0.0" * makes_integer)
+    exec("\n".join(["def kernel(x, y, out):", " for i in range(x.size):", *lines]), functions)
+    return fast_args(numba.njit(error_model="numpy")(functions["kernel"]))
 
 
-@of_some
-def test_functions_of_two_are_those_of_float32(form):
-    kernel = calling(BINARY.values(), "xy")
-    random = np.random.default_rng(8)
-    x, y = (random.integers(0, 1 << form.bits, 20_000).astype(form.word) for _ in range(2))
-    got, want = np.zeros((2, len(BINARY), len(x)))
-    kernel(array(form, x), array(form, y), got)
+def check_functions(form, chosen):
+    """Of every code, and of as many pairs."""
+    x, kernel = codes(form), calling(chosen)
+    y = np.random.default_rng(8).permutation(x)
+    got, want = np.zeros((2, len(chosen), len(x)))
     wide = halves.wide_bits(form).view(np.float32)
-    kernel(wide[x], wide[y], want)
-    for name, ours, theirs in zip(BINARY, got, want, strict=True):
-        assert np.array_equal(ours, theirs, equal_nan=True), name
+    with quiet():
+        kernel(array(form, x), array(form, y), got)
+        kernel(wide[x], wide[y], want)
+    for function, ours, theirs in zip(chosen, got, want, strict=True):
+        assert equal(ours, theirs), function
+
+
+def test_some_functions_are_those_of_float32():
+    check_functions(BFLOAT16, SOME)
+
+
+@pytest.mark.slow
+@of_one
+@pytest.mark.parametrize("module", [math, np], ids=["math", "numpy"])
+def test_functions_are_those_of_float32(form, module):
+    cpu_target.typing_context.refresh()
+    functions = [each for each in vars(module).values() if callable(each) and (module is math or isinstance(each, np.ufunc))]
+    chosen = tuple(each for each in dict.fromkeys([*functions, *OTHERS]) if arity(each))
+    assert len(chosen) > 40
+    check_functions(form, chosen)
 
 
 # ---- promotion -----------------------------------------------------------------------------------------------------
@@ -375,32 +347,37 @@ PROMOTED = {
 """By the other operand: the type of the result. It is NumPy's, of float32 and that operand."""
 
 
-def product_and_one_of_elements(x, y):
-    return x * y, np.array([x[0] * y[0]])
+def type_of_product(*operands):
+    """What Numba's compiler infers."""
+    cpu_target.typing_context.refresh()
+    return cpu_target.typing_context.resolve_function_type(operator.mul, operands, {}).return_type
 
 
-@pytest.mark.parametrize("other", PROMOTED)
-def test_promotion(other):
-    assert np.result_type("f4", other) == PROMOTED[other]
-    found = computed_as(numba.from_dtype(np.dtype(other)))
-    assert np.result_type("f4", str(found)) == PROMOTED[other]
-    x, y = array(halves.BFLOAT16, [0x3FC0] * 2), np.ones(2, other)
-    for given in ((x, y), (y, x)):
-        product, of_elements = product_and_one(*given)
-        assert product.dtype == of_elements.dtype == PROMOTED[other] and of_elements[0] == 1.5
+@of_each
+def test_promotion(form):
+    half = TYPES[form.name]
+    for other, promoted in PROMOTED.items():
+        kind, want = (numba.from_dtype(np.dtype(each)) for each in (other, promoted))
+        assert np.result_type("f4", other) == promoted and np.result_type("f4", str(computed_as(kind))) == promoted
+        for operands in ((half, kind), (kind, half)):
+            assert type_of_product(*operands) == want
+            assert type_of_product(*(each[::1] for each in operands)) == want[::1]
+    assert {type_of_product(half, other) for other in TYPES.values()} == {numba.float32}
 
 
-product_and_one = fast_args(product_and_one_of_elements)
+def test_promotion_of_what_kernels_return():
+    def products(x, small, large, pair):
+        made = x * small, large * x, x * pair, x * x
+        return *made, np.array([2 * x[0]]), np.array([2.0 * x[0]]), np.array([large[0] * x[0]])
+
+    others = [np.ones(2, dtype) for dtype in ("i2", "i8", "c8")]
+    found = fast_args(products)(array(BFLOAT16, [0x3FC0] * 2), *others)
+    types = [each.dtype for each in found]
+    assert types == ["f4", "f8", "c8", "f4", "f4", "f8", "f8"]  # Numba's float literals are float64
+    assert [each[0] for each in found] == [1.5, 1.5, 1.5, 2.25, 3.0, 3.0, 1.5]
 
 
-def test_promotion_of_literals_formats_and_python_numbers():
-    x = array(halves.BFLOAT16, [0x3FC0] * 2)
-    for other in FORMS:
-        assert product_and_one(x, array(other, [0, 0]))[1].dtype == np.float32
-    beside = fast_args(lambda x, n: np.array([n * x[0]]))
-    assert fast_args(lambda x: np.array([2 * x[0]]))(x).dtype == np.float32  # a literal int
-    assert fast_args(lambda x: np.array([2.0 * x[0]]))(x).dtype == np.float64  # Numba's float literals are float64
-    assert [beside(x, n).dtype for n in (2, 2.0, np.float32(2))] == [np.float64, np.float64, np.float32]
+# ---- other processors, and versions of NumPy -----------------------------------------------------------------------
 
 
 def test_a_numpy_whose_functions_name_no_module():
@@ -422,9 +399,6 @@ def test_a_numpy_whose_functions_name_no_module():
     """)
 
 
-# ---- other processors ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_processor_without_f16c():
     """float16 is converted in integers there."""
@@ -434,8 +408,8 @@ def test_a_processor_without_f16c():
         from fastexchange.ground.numba_internals import converts_float16
         from numba.core.registry import cpu_target
         assert not converts_float16(cpu_target.target_context)
-        tests = "read_as_its_number or a_store_rounds or float64_is or (a_million and scalar) or products_that"
-        raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "tests/half/test_half.py", "-k", tests]))
+        tests = "float16 and (read_as_its_number or a_store_rounds or float64_is or (test_operators and not hundred))"
+        raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "", "tests/half/test_half.py", "-k", tests]))
         """,
         NUMBA_CPU_NAME="generic",
         NUMBA_CPU_FEATURES="",

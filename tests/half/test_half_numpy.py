@@ -1,12 +1,14 @@
-"""NumPy's functions of arrays and numbers of half precision, in kernels: each is right, or a TypingError says which is not."""
+"""NumPy's functions of numbers and arrays of half precision, in kernels: each is right, or a TypingError says which is not."""
 
 import random
 
+import half_functions
+import halves
 import numba
 import numpy as np
 import pytest
-from half_functions import CALLS, WITHOUT_CODE_OF_NUMBAS, arguments, called, numbers_in, of_float32
-from halves import BFLOAT16, BY_NAME, array, nearest, of_each, of_some, tensor, tensor_of
+from half_functions import numbers_in
+from halves import BFLOAT16, FORMS, array, array_of, of_one, tensor, tensor_of
 from interoperability import ml_dtypes
 from numba import types
 from numba.core.errors import TypingError
@@ -21,18 +23,14 @@ from fastexchange import fast_args  # noqa: E402
 VALUES = [1.5, 0.5, 3.0, 2.0]
 
 
-@pytest.mark.parametrize("name", WITHOUT_CODE_OF_NUMBAS)
-@of_some
+@pytest.mark.parametrize("name", [
+    "of_random", "of_ranges", "of_arrays", "of_complex_parts", pytest.param("of_linear_algebra", marks=pytest.mark.slow),
+])  # fmt: skip
+@of_one
 def test_functions_for_which_numba_has_no_code(form, name):
-    x, function = array(form, nearest(form, np.array(VALUES))), WITHOUT_CODE_OF_NUMBAS[name]
-    want = of_float32(function, x) if name == "random numbers" else function(x.astype(np.float32))
-    assert np.allclose(numbers_in(fast_args(function)(x)), numbers_in(want), rtol=2 / (1 << form.fraction))
-
-
-@numba.njit
-def seed(number):
-    np.random.seed(number)
-    random.seed(number)
+    x, function = array_of(form, *VALUES), getattr(half_functions, name)
+    wanted = (numba.njit(function) if name == "of_random" else function)(x.astype(np.float32))
+    assert np.allclose(numbers_in(fast_args(function)(x)), numbers_in(wanted), rtol=2 / (1 << form.fraction))
 
 
 def in_place(x):
@@ -45,8 +43,7 @@ def in_place(x):
 
 def test_functions_that_write_to_an_array_write_to_the_callers():
     kernel, x = fast_args(in_place), tensor_of(BFLOAT16, *VALUES * 5).view(5, 4)
-    for number in range(9):
-        seed(number)
+    for _ in range(20):
         kernel(x)
         if all(row != VALUES for row in x[:2].tolist()):
             break
@@ -56,15 +53,15 @@ def test_functions_that_write_to_an_array_write_to_the_callers():
 
 def sums(x):
     return (
-        np.sum(x, dtype=np.float64), x.sum(dtype=np.float64), x.sum(dtype=np.float32), x.sum(dtype=half.bfloat16),
-        np.sum(x, dtype=x.dtype), np.sum(x.astype(np.float32), dtype=half.float16), x.sum(dtype=None), x.sum(dtype=np.int64),
+        np.sum(x, dtype=np.float64), x.sum(dtype=np.float32), x.sum(dtype=half.bfloat16), np.sum(x, dtype=x.dtype),
+        np.sum(x.astype(np.float32), dtype=half.float16), x.sum(dtype=None), x.sum(dtype=np.int64),
     )  # fmt: skip
 
 
 def sums_of_an_axis(x):
     rows = x.reshape(2, 500)
     return (
-        rows.sum(axis=1, dtype=np.float64), rows.sum(1, np.float64), rows.sum(dtype=np.float64, axis=1),
+        np.sum(rows, axis=1, dtype=np.float64), rows.sum(1, np.float64), rows.sum(dtype=np.float64, axis=1),
         x.cumsum(dtype=np.float64)[499:501], np.sum(rows, 1, half.bfloat16), x.cumsum(dtype=half.bfloat16)[499:501],
     )  # fmt: skip
 
@@ -72,56 +69,80 @@ def sums_of_an_axis(x):
 def test_sums_with_dtype():
     """Of a thousand ones, each in the type that is asked for: bfloat16 would have lost count at 256."""
     x = tensor(BFLOAT16, [0x3F80] * 1000)
-    assert [(got, type(got)) for got in fast_args(sums)(x)] == [(1000.0, float)] * 7 + [(1000, int)]
+    assert [(got, type(got)) for got in fast_args(sums)(x)] == [(1000.0, float)] * 6 + [(1000, int)]
     found = fast_args(sums_of_an_axis)(x)
     assert [each.tolist() for each in found] == [[500, 500]] * 3 + [[500, 501]] + [[500, 500]] * 2
     assert [each.dtype for each in found] == [torch.float64] * 4 + [torch.bfloat16] * 2
-
-
-def test_methods_with_what_numba_has_not_are_refused():
-    for function in (lambda x: x.max(dtype=np.float64), lambda x: x.sum(initial=1), lambda x: x.sum(0, np.float64, 3)):
-        with pytest.raises(TypingError, match=r"Numba cannot compile array\(bfloat16, 1d, C\)"):
-            fast_args(function)(array(BFLOAT16, [0x3F80]))
     with pytest.raises(TypingError, match=r"compile array\(float64, 1d, C\)\.sum\(dtype=class\(bfloat16\)\) for"):
         fast_args(lambda x: x.sum(dtype=half.bfloat16))(np.ones(3))  # else LLVM's error
 
 
 def ordered(x, edges):
     return (
-        np.searchsorted(edges, x), np.searchsorted(edges, x, "right"), np.digitize(x, edges[:3]), np.searchsorted(edges, x[1]),
-        np.searchsorted(edges, [x[0], x[1]]), np.argsort(x),
+        np.searchsorted(edges, x), np.searchsorted(edges, x, "right"), np.digitize(x, edges[:3]),
+        np.searchsorted(edges, x[1]), np.searchsorted(edges, [x[0], x[1]]), np.argsort(x),
     )  # fmt: skip
 
 
 @pytest.mark.slow
-@of_some
-def test_nan_is_the_last_of_an_order(form):
+def test_nan_is_the_last_of_an_order():
     """Also in functions in which Numba asks NumPy whether a dtype has NaN."""
-    given = [array(form, nearest(form, np.array(values))) for values in ([2.0, np.nan, -1.0, 0.5], [0.0, 1.0, 2.0, np.nan])]
-    wanted = ordered(*(each.astype(np.float32) for each in given))
-    assert numbers_in(fast_args(ordered)(*given)) == numbers_in(wanted)
+    given = [np.array(values, np.float32) for values in ([2.0, np.nan, -1.0, 0.5], [0.0, 1.0, 2.0, np.nan])]
+    found = fast_args(ordered)(*(array_of(BFLOAT16, *each) for each in given))
+    assert numbers_in(found) == numbers_in(ordered(*given))
 
 
-@of_each
-def test_limits(form):
-    """``nan_to_num`` gives of an array of the format one of the format; with ``copy=False`` in its place."""
-    kind, dtype = getattr(half, form.name), form.dtype
+KINDS = tuple(getattr(half, form.name) for form in FORMS)
+A, B, C, D, E, F = KINDS
+
+
+def test_limits():
+    @fast_args
+    def kernel(x):
+        return (
+            np.finfo(A), np.finfo(B), np.finfo(C), np.finfo(D), np.finfo(E), np.finfo(F), np.finfo(x.dtype), np.finfo(x[0]),
+        )  # fmt: skip
+
+    for form, got in zip([*FORMS, BFLOAT16, BFLOAT16], kernel(array(BFLOAT16, [0])), strict=True):
+        want = np.finfo(form.dtype) if form.name == "float16" else ml_dtypes.finfo(form.dtype)
+        for name in set(got._fields) - {"resolution"}:  # ml_dtypes rounds it, differently
+            assert getattr(got, name) == float(getattr(want, name)), (form, name)
+
+
+@of_one
+def test_nan_to_num(form):
+    """It gives of an array of the format one of the format; with ``copy=False`` in its place."""
 
     def kernel(x):
         made = np.nan_to_num(x, nan=0.5)
         np.nan_to_num(x, copy=False, nan=0.5)
-        return np.finfo(x.dtype), np.finfo(kind), np.finfo(x[0]), made
+        return made
 
     with np.errstate(all="ignore"):
-        given = np.array([1, np.nan, np.inf, -np.inf]).astype(dtype)
-    want = np.finfo(dtype) if form.name == "float16" else ml_dtypes.finfo(dtype)
-    limit = float(want.max)
-    numbers = np.nan_to_num(given.astype(float), nan=0.5, posinf=limit, neginf=-limit).tolist()
-    *limits, made = fast_args(kernel)(given)
-    for got in limits:
-        for name in set(got._fields) - {"resolution"}:  # ml_dtypes rounds it, differently
-            assert getattr(got, name) == float(getattr(want, name)), name
-    assert made.dtype == dtype and made.astype(float).tolist() == given.astype(float).tolist() == numbers
+        given = np.array([1, np.nan, np.inf, -np.inf]).astype(form.dtype)
+    limit = halves.numbers(form)[form.infinity - 1]
+    wanted = np.nan_to_num(given.astype(float), nan=0.5, posinf=limit, neginf=-limit).tolist()
+    made = fast_args(kernel)(given)
+    assert made.dtype == form.dtype and made.astype(float).tolist() == given.astype(float).tolist() == wanted
+
+
+# ---- all of NumPy's functions, at night ------------------------------------------------------------------------------
+
+CALLS = (
+    "f(x)", "f(e)", "f(X)", "f(x, y)", "f(e, e)", "f(x, 2)", "f(x, e)", "f(2, e)", "f((x, y))", "f([x, y])", "f(x, I)", "f(I, x)",
+    "f(X, x)", "f(x > 1, x)", "f(e, e, 3)", "f(x, 0.5)", "f(x, y, x)", "f(x, x > 1, x)", "f(X, 1)", "f((2, 2), e)", "f(3, e)",
+    "f([e, e])", "f([x > 1], [x])",
+)  # fmt: skip
+"""Ways to call a function `f` with arrays, numbers and what contains them. `x`, `y`, `X`: arrays; `e`: a number; `I`: indices."""
+PARTS = 32
+"""Each takes one to five minutes. All in one process take gigabytes, of what Numba compiles."""
+
+
+def called(function, call):
+    """A kernel that calls `function`."""
+    names = {"f": function, "np": np}
+    exec(f"def kernel(x, y, X, I):\n e = x[0]\n np.random.seed(1)\n return {call}\n", names)
+    return names["kernel"]
 
 
 def functions_of_numba():
@@ -139,17 +160,17 @@ def functions_of_numba():
             yield name, function
 
 
-PARTS = 32
-"""Each takes one to five minutes. All in one process take gigabytes, of what Numba compiles."""
-
-
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_function_of_numpy_is_right_or_refused_by_a_typing_error(part):
     """In each way in which Numba can call it with float32: no error of LLVM's, no other number."""
     wrong, tried = [], 0
-    wide = arguments()
+    x, square = (
+        np.array(VALUES, np.float32),
+        np.array([[2, 1, 0.5, 1], [1, 3, 0, 1], [0.5, 0, 4, 1], [1, 1, 1, 8]], np.float32),
+    )
+    wide = x, x[::-1].copy(), square, np.array([0, 1, 1, 2])
     narrow = [each.astype(ml_dtypes.bfloat16) if each.dtype == np.float32 else each for each in wide]
     for name, function in [*functions_of_numba()][part::PARTS]:
         for call in CALLS[:5] if isinstance(function, np.ufunc) else CALLS:
@@ -170,29 +191,23 @@ def test_every_function_of_numpy_is_right_or_refused_by_a_typing_error(part):
     assert not wrong and tried > 500 / PARTS / 3
 
 
-# ---- numba.vectorize, and results that NumPy cannot have ---------------------------------------------------------------
-
-VECTORISED = {
-    "float32": ["float32(float32, float32)"], "float64": ["float64(float64, float64)"], "dynamic": [],
-    "both": ["float64(float64, float64)", "float32(float32, float32)"],
-}  # fmt: skip
+# ---- numba.vectorize -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("declared", VECTORISED)
-def test_functions_of_vectorize_get_float32(declared):
-    """Also those with declared signatures; a kernel's call leaves no loop behind that NumPy would take for another type."""
-    function = numba.vectorize(VECTORISED[declared])(lambda a, b: a * b + 1)
+@pytest.mark.parametrize(("declared", "result"), [
+    ([], "f4"), (["float64(float64, float64)"], "f8"), (["float64(float64, float64)", "float32(float32, float32)"], "f8"),
+], ids=["none", "float64", "both"])  # fmt: skip
+def test_functions_of_vectorize_get_float32(declared, result):
+    """Whatever is declared. A kernel's call leaves no loop behind that NumPy would take for another type."""
+    function = numba.vectorize(declared)(lambda a, b: a * b + b)
     values = np.array([1.5, 2.0, 3.0], np.float32)
-    x, single = array(BFLOAT16, nearest(BFLOAT16, values)), values.astype(np.float16)
-
-    def kernel(x):
-        return function(x, x), function(x[0], x[1]), function(x, x[0])
-
-    wanted = numba.njit(kernel)(values)
-    for found in (fast_args(kernel)(x), numba.njit(kernel)(x), fast_args(kernel)(single)):
-        for got, want in zip(found, wanted, strict=True):
-            assert np.array_equal(got, want) and np.asarray(got).dtype == np.asarray(want).dtype
-    assert np.array_equal(function(single, single), values * values + 1) and np.array_equal(function(x, x), values * values + 1)
+    x, single = array_of(BFLOAT16, *values), values.astype(np.float16)
+    kernel = fast_args(lambda x: (function(x, x), function(x, x[0]), function(x[0], x[1])))
+    for given in (x, single):
+        squares, products, number = kernel(given)
+        assert np.array_equal(squares, values * values + values) and np.array_equal(products, values * 1.5 + 1.5)
+        assert squares.dtype == products.dtype == result and number == 5.0
+        assert np.array_equal(function(given, given), values * values + values)
 
 
 def test_functions_of_vectorize_return_half_precision():
@@ -201,10 +216,10 @@ def test_functions_of_vectorize_return_half_precision():
     assert function(np.full(2, 3.14159)).tolist() == [3.140625] * 2
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float16"])
-def test_loops_that_are_declared_for_half_precision_come_first(name):
+@pytest.mark.parametrize("form", FORMS[:2], ids=str)
+def test_loops_that_are_declared_for_half_precision_come_first(form):
     """In kernels as in Python. What has none of them is not taken."""
-    form, kind = BY_NAME[name], getattr(half, name)
+    kind = getattr(half, form.name)
     declared = [kind(kind, types.float32), types.float64(types.float64, types.float64)]
     function = numba.vectorize(declared)(lambda a, b: a * b)
     alone = numba.vectorize([kind(kind)])(lambda a: 2 * a)
@@ -219,7 +234,7 @@ def test_loops_that_are_declared_for_half_precision_come_first(name):
         scaled(x, x[0], out)
         return out, function(x, np.float32(1.001)), alone(x), function(x[0], np.float32(1.001)), alone(x[0])
 
-    x = array(form, nearest(form, np.array([1.5, 2.0])))
+    x = array_of(form, 1.5, 2.0)
     squares, product, doubles, *elements = fast_args(kernel)(x)
     assert squares.dtype == product.dtype == doubles.dtype == form.dtype
     assert squares.tolist() == [2.25, 3.0] and doubles.tolist() == [3.0, 4.0] and elements == [product[0], 3.0]

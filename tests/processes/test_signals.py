@@ -347,11 +347,6 @@ class Rebinding(Launch):
         return super().wrong() if len(set(is_new)) == 1 else f"is bound to a mixture, {is_new}"
 
 
-class RefusedRebinding(Launch):
-    def wrong(self):
-        return super().wrong() if self.launch.arguments[2] is self.arrays[0] else "is bound to other arguments"
-
-
 def binding():
     scene = Launch()
     return scene.work, scene.problem
@@ -360,15 +355,6 @@ def binding():
 def rebinding():
     scene = Rebinding()
     return (lambda: scene.launch.rebind(a=10.0, x=scene.tensors[1], y=scene.arrays[1])), scene.problem
-
-
-def refused_rebinding():
-    scene = RefusedRebinding()
-
-    def work():
-        assert end_of(scene.launch.rebind, a=1.0, z=2.0) in (TypeError, KeyboardInterrupt)
-
-    return work, scene.problem
 
 
 @fast_args(out="x[n] -> y[n]")
@@ -389,7 +375,7 @@ def a_launch_with_outputs():
     return (lambda: launch.rebind(x=arrays[1], y=None)), problem
 
 
-BOUND = {scene.__name__: scene for scene in (binding, rebinding, refused_rebinding, a_launch_with_outputs)}
+BOUND = {scene.__name__: scene for scene in (binding, rebinding, a_launch_with_outputs)}
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """PyTorch's tensors whose memory is not their value, or not there: the guards in the shim."""
 
-import collections
 import contextlib
 import ctypes
 import pickle
@@ -29,8 +28,6 @@ from fastexchange.dispatch.runtime import runtime  # noqa: E402
 from fastexchange.exchange.export import known  # noqa: E402
 from fastexchange.producers import torch_offsets as producer  # noqa: E402
 
-Pair = collections.namedtuple("Pair", "first second")
-
 
 @numba.njit
 def total_njit(x):
@@ -38,8 +35,6 @@ def total_njit(x):
 
 
 total = fast_args(total_njit)
-silent = fast_args(total_njit.py_func, nogil=True)
-size_of = fast_args(nogil=True)(lambda x: x.size)
 
 
 @fast_args(grad="allow")
@@ -47,33 +42,28 @@ def total_without_autograd(x):
     return x.sum()
 
 
-def asked(kernel, tensor, answer, calls=40):
-    """Call a kernel, and return how many calls native code made, and how many Python."""
-    before = kernel.counts()
-    assert [kernel(tensor) for _ in range(calls)] == [answer] * calls
-    after = kernel.counts()
-    return after.fast - before.fast, after.slow - before.slow
+# ---- the layout of tensors -----------------------------------------------------------------------------------------
 
 
-def test_the_layout_of_tensors_is_found():
-    assert producer.guard().knows_all
-    assert not producer.guard().native.asks
-
-
-def test_the_layout_is_found_whatever_mode_the_caller_is_in():
+def test_the_layout_of_tensors_is_found_whatever_mode_the_caller_is_in_and_whatever_the_default_dtype(monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    assert producer.guard().knows_all and not producer.guard().native.asks
     for mode in (torch.inference_mode(), torch.no_grad(), FakeTensorMode(), torch.device("meta")):
         with mode:
-            found = producer.Guard()
-        assert found.knows_all
+            assert producer.Guard().knows_all
+    try:
+        for dtype in (torch.float64, torch.float16, torch.bfloat16):
+            torch.set_default_dtype(dtype)
+            assert producer.Guard().knows_all
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("chance", [26, 129, 200])
 def test_a_byte_that_is_1_by_chance_is_not_taken_for_a_flag_of_the_layout(chance, monkeypatch):
     """In one process of some hundred a byte of an address is 1 in all leaves of the experiment, and 0 in all others."""
-    expected = producer.Guard().native.requires_grad
-    offsets = producer._offsets
+    expected, offsets = producer.Guard().native.requires_grad, producer._offsets
     by_chance = {1: [chance]}
     monkeypatch.setattr(producer, "_offsets", lambda step, holds: sorted([*offsets(step, holds), *by_chance.get(step, [])]))
     found = producer.Guard()
@@ -81,29 +71,28 @@ def test_a_byte_that_is_1_by_chance_is_not_taken_for_a_flag_of_the_layout(chance
 
 
 def test_what_is_read_of_autograd_is_what_pytorch_says():
-    leaf = torch.ones(4, requires_grad=True)
+    leaf, plain = torch.ones(4, requires_grad=True), torch.ones(4)
     written = torch.zeros(4)
-    row, rows_row = written[1:], written[1:][1:]
+    row = written[1:]
     written.mul_(leaf)
     part = torch.zeros(4)
-    part_row = part[2:]
-    part_row.mul_(leaf[2:])
+    part[2:].mul_(leaf[2:])
     tensors = [
-        torch.ones(3), torch.tensor([1.0]), torch.ones(3)[1:], torch.ones(3).detach(), leaf, leaf[1:], leaf[1:].detach(),
-        leaf.data, leaf * 2, (leaf * 2)[1:], written, row, rows_row, part, part_row, torch.nn.Parameter(torch.ones(2)),
-        torch.nn.Parameter(torch.ones(2), False), torch.nn.Linear(2, 2).weight, torch.ones(3).requires_grad_(),
-        torch.ones(3).requires_grad_().requires_grad_(False), leaf.clone(), leaf.detach().clone(), leaf.view(2, 2).t(),
-        *torch.ones(4).split(2), *leaf.split(2), torch.ones(3, 3).diagonal(), torch.ones(1).expand(3),
-        leaf.as_subclass(torch.nn.Parameter), torch.frombuffer(bytearray(8), dtype=torch.float32), torch.from_numpy(np.ones(3)),
+        plain, plain[1:], plain.detach(), leaf, leaf[1:], leaf[1:].detach(), leaf.data, leaf * 2, (leaf * 2)[1:], written, row,
+        row[1:], part, part[2:], torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2), False),
+        torch.ones(3).requires_grad_(), torch.ones(3).requires_grad_().requires_grad_(False), leaf.clone(), *leaf.split(2),
+        leaf.detach().clone(), leaf.view(2, 2).t(), torch.ones(1).expand(3), leaf.as_subclass(torch.nn.Parameter),
+        torch.frombuffer(bytearray(8), dtype=torch.float32), torch.from_numpy(np.ones(3)),
     ]  # fmt: skip
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            tensors += [leaf * 2, torch.ones(2)[1:]]
     with torch.no_grad():
-        tensors += [leaf * 2, leaf[1:], leaf.view(2, 2)]
-    with torch.inference_mode():
-        tensors += [leaf * 2, torch.ones(2)[1:]]
+        tensors += [leaf[1:], leaf.view(2, 2)]
     for index, tensor in enumerate(tensors):
         for _ in range(2):
             if tensor.requires_grad:
-                with pytest.raises(BufferError, match="requires grad"):
+                with pytest.raises(BufferError, match=r"requires grad.*detach"):
                     total(tensor)
                 with torch.no_grad():
                     total(tensor)
@@ -111,6 +100,32 @@ def test_what_is_read_of_autograd_is_what_pytorch_says():
                 assert total(tensor) == tensor.sum().item(), index
         if producer.guard().knows_all:
             assert producer.guard()._is_watched(tensor) == tensor.requires_grad, index
+
+
+@pytest.mark.parametrize("unknown", ["_find_keys", "_find_storage", "_find_autograd", "_find_dtype"])
+def test_pytorch_is_asked_where_not_all_of_the_layout_is_found(unknown, monkeypatch):
+    monkeypatch.setattr(producer.Guard, unknown, lambda self: False)
+    found = producer.Guard()
+    assert found.native.asks and not found.knows_all
+    assert found.native.odd_keys == -1 and found.native.autograd == found.native.storage == 0  # nothing half-known is used
+
+
+def test_keys_of_tensors_on_a_gpu_are_plain():
+    """As far as that can be seen without one: the keys by name, and none that makes a tensor odd."""
+    if not producer.guard().knows_all:
+        pytest.skip("PyTorch is asked about each tensor")
+    plain = "CUDA AutocastCUDA"
+    names = "Conjugate Negative SparseCUDA SparseCsrCUDA QuantizedCUDA NestedTensorCUDA Python ZeroTensor " + plain
+    keys = {name: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names.split()}
+    assert {name for name, key in keys.items() if not producer.guard().native.odd_keys & key} == {*plain.split()}
+    if torch.cuda.is_available():
+        x, z = torch.ones(3, device="cuda"), torch.ones(3, dtype=torch.complex64, device="cuda")
+        odd = producer.guard().native.odd_keys
+        assert not any(producer.keys_of(tensor) & odd for tensor in (x, x[1:], z, x.requires_grad_(), x * 2))
+        assert all(producer.keys_of(tensor) & odd for tensor in (z.conj(), z.conj().imag, x.detach().to_sparse()))
+
+
+# ---- refused, and gradients ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -129,22 +144,10 @@ def test_odd_tensors_are_refused_on_every_path(name):
                     total_without_autograd(ODD[name])
 
 
-def test_gradients_are_taken_while_grad_mode_is_off():
-    leaf = torch.ones(2, requires_grad=True)
-    for mode in (torch.no_grad(), torch.inference_mode()):
-        with mode:
-            assert [total(leaf) for _ in range(40)] == [2.0] * 40
-        with mode:
-            is_read = producer.guard().knows_all or (producer.guard().native.asks and has_table())
-            assert asked(total, leaf, 2.0) == ((40, 0) if is_read else (0, 40))
-    with pytest.raises(BufferError, match="detach"):
-        total(leaf)
-
-
-def watched_tensors():
-    leaf = torch.ones(4, requires_grad=True)
-    parameter = torch.nn.Parameter(torch.ones(4))
-    return [leaf, leaf * 1, leaf[:], leaf.view(2, 2).t(), parameter, (parameter * 1)[:], leaf.as_subclass(Unlike)]
+def test_an_uninitialised_parameter_is_refused():
+    for mode in (torch.enable_grad(), torch.no_grad()):
+        with mode, pytest.raises((BufferError, ValueError, RuntimeError)):
+            total(torch.nn.UninitializedParameter())
 
 
 class Unlike(torch.Tensor):
@@ -155,30 +158,46 @@ class Unlike(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-@pytest.mark.parametrize("index", range(7))
-def test_a_kernel_that_allows_gradients_takes_them_always(index):
-    tensor, kernel = watched_tensors()[index], total_without_autograd
-    for mode in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):
-        with mode:
+leaf = torch.ones(4, requires_grad=True)
+parameter = torch.nn.Parameter(torch.ones(4))
+WATCHED = {
+    "a leaf": leaf, "a result": leaf * 1, "a view": leaf[:], "transposed": leaf.view(2, 2).t(), "a parameter": parameter,
+    "a view of a result": (parameter * 1)[:], "of a subclass": leaf.as_subclass(Unlike),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_gradients_are_taken_while_grad_mode_is_off_or_by_a_kernel_that_allows_them(name):
+    tensor = WATCHED[name]
+    is_read = producer.guard().knows_all or (producer.guard().native.asks and has_table())
+    for kernel, mode in (
+        *((total_without_autograd, mode) for mode in (torch.enable_grad(), torch.no_grad(), torch.inference_mode())),
+        (total, torch.no_grad()), (total, torch.inference_mode()),
+    ):  # fmt: skip
+        with mode:  # also by way of __dlpack__, which refuses it even while grad mode is off
             assert [kernel(tensor) for _ in range(40)] == [4.0] * 40 and kernel(x=tensor) == 4.0
-    assert index == 6 or asked(kernel, tensor, 4.0) == (40, 0)
-    with pytest.raises(BufferError, match=r"requires grad.*detach"):
-        total(tensor)
-    with torch.no_grad():  # also by way of __dlpack__, which refuses it even now
-        assert [total(tensor) for _ in range(3)] == [4.0] * 3
+            before = kernel.counts()
+            assert [kernel(tensor) for _ in range(40)] == [4.0] * 40
+            after = kernel.counts()
+        is_native = kernel is total_without_autograd or is_read
+        assert name == "of a subclass" or after.fast - before.fast == 40 * is_native
+        with pytest.raises(BufferError, match=r"requires grad.*detach"):
+            total(tensor)
 
 
-@pytest.mark.parametrize("options", [{"nogil": True}, {"parallel": True}, {"cache": True}])
-def test_gradients_are_allowed_with_options_of_numba(options):
-    @fast_args(grad="allow", **options)
+def test_gradients_are_allowed_with_options_of_numba():
+    @fast_args(grad="allow", parallel=True, cache=True)
     def double(x, out):
         for i in numba.prange(x.size):
             out[i] = 2 * x[i]
 
-    weights, out = torch.ones(4, requires_grad=True), torch.zeros(4, requires_grad=True)
+    out = torch.zeros(4, requires_grad=True)
     for _ in range(20):
-        double(weights, out)
+        double(leaf, out)
     assert out.tolist() == [2.0] * 4
+    for grad in (True, None, "ALLOW"):
+        with pytest.raises(ValueError, match="grad is 'refuse' or 'allow'"):
+            fast_args(lambda x: x, grad=grad)
 
 
 def test_one_dispatcher_two_kernels():
@@ -186,20 +205,12 @@ def test_one_dispatcher_two_kernels():
     careful, allowing = fast_args(dispatcher), fast_args(dispatcher, grad="allow")
     assert careful is not allowing and fast_args(dispatcher) is careful and fast_args(dispatcher, grad="allow") is allowing
     assert not careful.allows_grad and allowing.allows_grad and fast_args(allowing) is allowing
-    weights = torch.ones(3, requires_grad=True)
     for _ in range(20):
-        assert allowing(weights) == 3.0
+        assert allowing(leaf) == 4.0
         with pytest.raises(BufferError, match="requires grad"):
-            careful(weights)
-    assert fast_args(careful, grad="allow")(weights) == 3.0  # a kernel is a dispatcher
-    again = pickle.loads(pickle.dumps(total_without_autograd))
-    assert again is total_without_autograd
-
-
-@pytest.mark.parametrize("grad", [True, None, "yes", "ALLOW"])
-def test_other_words_for_grad(grad):
-    with pytest.raises(ValueError, match="grad is 'refuse' or 'allow'"):
-        fast_args(lambda x: x, grad=grad)
+            careful(leaf)
+    assert fast_args(careful, grad="allow")(leaf) == 4.0  # a kernel is a dispatcher
+    assert pickle.loads(pickle.dumps(total_without_autograd)) is total_without_autograd
 
 
 @pytest.mark.slow
@@ -223,23 +234,58 @@ def test_gradients_without_the_compiler():
     )
 
 
-def test_views_and_subclasses_stay_native():
-    class Sub(torch.Tensor):
-        pass
+def test_subclasses_that_change_what_dlpack_returns_are_heard():
+    def subclass(dlpack):
+        def heard(cls, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.__dlpack__:
+                return dlpack(args[0].as_subclass(torch.Tensor), **(kwargs or {}))
+            return torch.Tensor.__torch_function__.__func__(cls, function, types, args, kwargs or {})
 
-    base = torch.arange(12.0).reshape(3, 4)
-    for tensor in (base.t(), base[1:], torch.tensor([1.0, 2.0]), base.as_subclass(Sub), torch.nn.Parameter(base, False)):
-        total(tensor)
-        assert asked(total, tensor, tensor.sum().item()) == (40, 0)
+        return type("Heard", (torch.Tensor,), {"__torch_function__": classmethod(heard)})
+
+    def refuse(tensor, **options):
+        raise PermissionError("not this one")
+
+    tensor = torch.ones(3).as_subclass(subclass(lambda tensor, **options: (tensor * 10).__dlpack__(**options)))
+    assert [total(tensor) for _ in range(40)] == [30.0] * 40
+    assert "__torch_function__" in str(fastexchange.explain(tensor)) or not has_table()
+    for _ in range(3):
+        with pytest.raises(PermissionError, match="not this one"):
+            total(torch.ones(3).as_subclass(subclass(refuse)))
 
 
-@pytest.mark.parametrize("unknown", ["_find_keys", "_find_storage", "_find_autograd", "_find_dtype"])
-def test_pytorch_is_asked_where_not_all_of_the_layout_is_found(unknown, monkeypatch):
-    monkeypatch.setattr(producer.Guard, unknown, lambda self: False)
-    found = producer.Guard()
-    assert found.native.asks and not found.knows_all
-    assert found.native.odd_keys == -1 and found.native.autograd == found.native.storage == 0  # nothing half-known is used
+def test_a_subclass_may_export_what_pytorch_does_not():
+    class Exporting(torch.Tensor):
+        def __dlpack__(self, **options):
+            return self.as_subclass(torch.Tensor).view(torch.uint8).__dlpack__()
 
+    tensor = torch.ones(3, dtype=torch.uint8).view(torch.bits8).as_subclass(Exporting)
+    assert [total(tensor) for _ in range(3)] == [3] * 3
+
+
+def test_tensors_that_pytorch_does_not_export_are_not_kept():
+    """PyTorch before 2.10 keeps each such tensor that it is asked to export."""
+    bits = fast_args(storage=True)(lambda x: x.sum())
+    ways = [total, bits, fastexchange.from_dlpack, fastexchange.to_dlpack, lambda x: fastexchange.convert(x, np.ndarray)]
+    cases = [
+        (torch.empty(3, dtype=dtype), f"{dtype}, which".removeprefix("torch.")) for dtype in producer.dtypes_not_exported()
+    ]
+    cases = [(tensor, "" if tensor.is_quantized else said) for tensor, said in cases]
+    cases += [(torch.empty(3, device="meta"), "device meta")]
+    cases += [(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "dequantize")]
+    for tensor, said in cases:
+        for _ in range(2):
+            before = tensor._use_count(), sys.getrefcount(tensor)
+            for way in ways:
+                with pytest.raises(BufferError) as raised:
+                    way(tensor)
+            message = str(raised.value)
+            del raised
+            assert (tensor._use_count(), sys.getrefcount(tensor)) == before
+        assert said in message
+
+
+# ---- a PyTorch that is otherwise -------------------------------------------------------------------------------------
 
 WITHOUT_KEYS = "producer.Guard._find_keys = lambda self: False\n"
 WITHOUT_QUERIES = "producer.Guard._find_queries = lambda self: False\n"
@@ -252,7 +298,7 @@ OTHERWISE = {
     "it cannot be asked either": WITHOUT_KEYS + WITHOUT_QUERIES, "neither keys nor table": WITHOUT_KEYS + WITHOUT_TABLE,
 }  # fmt: skip
 OF_THE_PROCESS = "layout or otherwise or threads or compiler or private_names or cannot_ask or first_call or exchange_table"
-OF_NATIVE_CODE = "native or is_read or borrowed or without_the_gil or box_hold or owner or modes"
+OF_NATIVE_CODE = "native or is_read or borrowed or without_the_gil or box_hold or owner or modes or grad_mode_is_off"
 
 
 @pytest.mark.slow
@@ -275,7 +321,7 @@ raise SystemExit(pytest.main(["-q", "-x", "-n0", "-p", "no:cacheprovider", "-k",
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment_of())
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 50
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
 
 
 PRIVATE_NAMES = (
@@ -343,20 +389,7 @@ def test_a_pytorch_whose_storages_native_code_cannot_ask():
     """)
 
 
-def test_numpy_and_torch_in_turn():
-    array, tensor = np.ones(3, np.float32), torch.ones(3)
-    for _ in range(50):
-        assert total(array) == total(tensor) == 3.0
-
-
-@pytest.mark.parametrize("count", [6, 7, 12])
-def test_many_tensors_have_a_fast_entry(count):
-    names = ", ".join(f"x{i}" for i in range(count))
-    namespace = {}
-    exec(f"def kernel({names}): return x0[0] + 10 * x{count - 1}[0]", namespace)
-    kernel = fast_args(namespace["kernel"])
-    tensors = [torch.full((1,), i + 1.0) for i in range(count)]
-    assert [kernel(*tensors) for _ in range(40)] == [1.0 + 10 * count] * 40
+# ---- the first calls of a process, and many arguments ------------------------------------------------------------------
 
 
 def test_the_first_tensors_of_a_process_come_from_many_threads():
@@ -364,16 +397,13 @@ def test_the_first_tensors_of_a_process_come_from_many_threads():
         import threading, torch
         from fastexchange import fast_args
 
-        start = threading.Barrier(6)
-        tensor = torch.ones(4)
-        failed = []
+        start, tensor, failed = threading.Barrier(6), torch.ones(4), []
 
         def work():
             try:
                 start.wait()
                 kernel = fast_args(lambda x: x.size)
-                assert [kernel(tensor) for _ in range(40)] == [4] * 40
-                assert kernel.counts().fast >= 30, kernel.counts()
+                assert [kernel(tensor) for _ in range(40)] == [4] * 40 and kernel.counts().fast >= 30
             except BaseException as error:
                 failed.append(error)
 
@@ -384,83 +414,9 @@ def test_the_first_tensors_of_a_process_come_from_many_threads():
     """)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-def test_the_layout_is_found_whatever_the_default_dtype(dtype):
-    fork_python(f"""
-        import torch
-        from fastexchange.producers.torch_offsets import guard
-        torch.set_default_dtype(torch.{dtype})
-        assert guard().knows_all
-    """)
-
-
-class Tenfold(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.__dlpack__:
-            return (args[0].as_subclass(torch.Tensor) * 10).__dlpack__(**(kwargs or {}))
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-class Refuses(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.__dlpack__:
-            raise PermissionError("not this one")
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-def test_subclasses_that_change_what_dlpack_returns_are_heard():
-    tensor = torch.ones(3).as_subclass(Tenfold)
-    assert [total(tensor) for _ in range(40)] == [30.0] * 40
-    assert "__torch_function__" in str(fastexchange.explain(tensor)) or not has_table()
-    for _ in range(3):
-        with pytest.raises(PermissionError, match="not this one"):
-            total(torch.ones(3).as_subclass(Refuses))
-
-
-def test_an_uninitialised_parameter_is_refused():
-    parameter = torch.nn.UninitializedParameter()
-    for mode in (torch.enable_grad(), torch.no_grad()):
-        with mode, pytest.raises((BufferError, ValueError, RuntimeError)):
-            total(parameter)
-
-
-# ---- tensors on a GPU ----------------------------------------------------------------------------------------------
-
-
-def test_keys_of_tensors_on_a_gpu_are_plain():
-    """As far as that can be seen without one: the keys by name, and none that makes a tensor odd."""
-    from fastexchange.producers.torch_offsets import guard
-
-    def named(name):
-        return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
-
-    if not guard().knows_all:
-        pytest.skip("PyTorch is asked about each tensor")
-    odd = guard().native.odd_keys
-    assert odd & named("CUDA") == odd & named("AutocastCUDA") == 0
-    odd_names = "Conjugate Negative SparseCUDA SparseCsrCUDA QuantizedCUDA NestedTensorCUDA Python ZeroTensor"
-    for name in odd_names.split():
-        assert odd & named(name), name
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_tensors_on_a_gpu_are_told_apart():
-    from fastexchange.producers.torch_offsets import guard, keys_of
-
-    if not guard().knows_all:
-        pytest.skip("PyTorch is asked about each tensor")
-    x, z = torch.ones(3, device="cuda"), torch.ones(3, dtype=torch.complex64, device="cuda")
-    odd = guard().native.odd_keys
-    assert not any(keys_of(tensor) & odd for tensor in (x, x[1:], z, x.requires_grad_(), x * 2))
-    assert all(keys_of(tensor) & odd for tensor in (z.conj(), z.conj().imag, x.detach().to_sparse()))
-
-
 def test_the_first_call_does_not_import_pytorchs_compiler():
     """The import is slow."""
-    fork_python(
-        """
+    fork_python("""
         import sys
         import torch
         from fastexchange import fast_args
@@ -468,43 +424,19 @@ def test_the_first_call_does_not_import_pytorchs_compiler():
         assert fast_args(lambda x, y: x[0] + y[0])(torch.ones(3), torch.ones(3)) == 2
         imported = {name.partition(".")[0] + "." + name.split(".")[1] for name in set(sys.modules) - before if "torch." in name}
         assert not {"torch._dynamo", "torch._inductor"} & imported, imported
-        """
-    )
+    """)
 
 
-def counted_refusals(tensor, ways) -> str:
-    """Refuse `tensor` in each of `ways`; check that nobody has kept it. Returns the last message."""
-    for _ in range(2):
-        before = tensor._use_count(), sys.getrefcount(tensor)
-        for way in ways:
-            with pytest.raises(BufferError) as raised:
-                way(tensor)
-        message = str(raised.value)
-        del raised
-        assert (tensor._use_count(), sys.getrefcount(tensor)) == before
-    return message
+@pytest.mark.parametrize("count", [7, 12])
+def test_many_tensors_have_a_fast_entry(count):
+    names = ", ".join(f"x{i}" for i in range(count))
+    namespace = {}
+    exec(f"def kernel({names}): return x0[0] + 10 * x{count - 1}[0]", namespace)
+    kernel, tensors = fast_args(namespace["kernel"]), [torch.full((1,), i + 1.0) for i in range(count)]
+    assert [kernel(*tensors) for _ in range(40)] == [1.0 + 10 * count] * 40
 
 
-def test_tensors_that_pytorch_does_not_export_are_not_kept():
-    """PyTorch before 2.10 keeps each such tensor that it is asked to export."""
-    bits = fast_args(storage=True)(lambda x: x.sum())
-    ways = [total, bits, fastexchange.from_dlpack, fastexchange.to_dlpack, lambda x: fastexchange.convert(x, np.ndarray)]
-    for dtype in producer.dtypes_not_exported():
-        tensor = torch.empty(3, dtype=dtype)
-        assert tensor.is_quantized or f"{str(dtype).removeprefix('torch.')}, which" in counted_refusals(tensor, ways)
-    assert "device meta" in counted_refusals(torch.empty(3, device="meta"), ways)
-    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-    assert "dequantize" in counted_refusals(quantized, ways)
-
-
-def test_a_subclass_may_export_what_pytorch_does_not():
-    class Exporting(torch.Tensor):
-        def __dlpack__(self, **options):
-            return self.as_subclass(torch.Tensor).view(torch.uint8).__dlpack__()
-
-    tensor = torch.ones(3, dtype=torch.uint8).view(torch.bits8).as_subclass(Exporting)
-    assert [total(tensor) for _ in range(3)] == [3] * 3
-
+# ---- conversions to PyTorch --------------------------------------------------------------------------------------------
 
 Exporting = tabled_type("Exporting", dltensor_from_py_object_no_sync=None)
 
@@ -565,15 +497,8 @@ def test_what_the_framework_itself_would_misread():
 
 def test_a_wrapped_tensor_is_mutable():
     """As the tensor is, also where PyTorch exports it by capsules that cannot say so."""
-    tensor = torch.zeros(3)
-
-    @fast_args
-    def add_one(x):
-        x += 1
-
+    tensor, fill = torch.zeros(3), fast_args(lambda x: x.fill(3.0))
     for _ in range(3):
-        add_one(Wrapper(tensor))
+        fill(Wrapper(tensor))
     fastexchange.from_dlpack(Wrapper(tensor))[0] = 7
     assert tensor.tolist() == [7, 3, 3]
-
-

@@ -1,21 +1,24 @@
-"""Kernels as explicit operators of PyTorch: calls, gradients, schemas, vmap, and what calls them natively."""
+"""Kernels as explicit operators of PyTorch: calls, gradients, schemas, vmap, pickles, and what calls them natively."""
 
 import copy
 import functools
+import pickle
 import sys
 import threading
 
 import numpy as np
 import pytest
 import torch_operators
+from forked import fork_python
 from numba import objmode, prange
-from torch_operators import axpy_op, native_calls, scale, scale_backward, scale_op, tensors, torch
+from torch_operators import axpy_op, doubled, native_calls, scale, scale_op, tensors, torch
 
 from fastexchange import TorchOp, fast_args
 from fastexchange.calls import torch_boxed, torch_library
 from fastexchange.ground.numba_code import RUNS_PYTHON
 
 nothing_compiled = torch_operators.nothing_compiled
+compiled_whole = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
 
 
 def test_an_operator_is_called_like_the_kernel():
@@ -32,6 +35,43 @@ def test_an_operator_is_called_like_the_kernel():
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 
+@fast_args(out="x[n], y[n] -> z[n]")
+def product(x, y, z):
+    for i in range(x.size):
+        z[i] = x[i] * y[i]
+
+
+@fast_args(out="grad_z[n], y[n] -> grad_x[n]")
+def product_by_x(grad_z, y, grad_x):
+    for i in range(y.size):
+        grad_x[i] = grad_z[i] * y[i]
+
+
+@fast_args(out="grad_z[n], x[n] -> grad_y[n]")
+def product_by_y(grad_z, x, grad_y):
+    for i in range(x.size):
+        grad_y[i] = grad_z[i] * x[i]
+
+
+@fast_args(out="x[n] -> y[n]")
+def square(x, y):
+    for i in range(x.size):
+        y[i] = x[i] * x[i]
+
+
+@fast_args(out="grad_y[n], x[n] -> grad_x[n]")
+def square_backward(grad_y, x, grad_x):
+    for i in range(x.size):
+        grad_x[i] = 2 * x[i].conjugate() * grad_y[i]
+
+
+@fast_args(out="grad_grad_x[n], grad_y[n], x[n] -> grad_grad_y[n], grad_x[n]")
+def square_double(grad_grad_x, grad_y, x, grad_grad_y, grad_x):
+    for i in range(x.size):
+        grad_grad_y[i] = 2 * x[i] * grad_grad_x[i]
+        grad_x[i] = 2 * grad_y[i] * grad_grad_x[i]
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_with_gradients(backend):
     x, w = tensors()
@@ -44,28 +84,20 @@ def test_compiled_with_gradients(backend):
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_gradients_are_right():
-    x, w = (value.double().requires_grad_() for value in tensors())
-    op = scale_op()
-    assert torch.autograd.gradcheck(op, (x, w))
-    (only_w,) = torch.autograd.grad(op(x.detach(), w).sum(), w)
-    torch.testing.assert_close(only_w, x.detach().sum(0))
-    with torch.no_grad():
-        assert not op(x, w).requires_grad
-
-
 @pytest.mark.parametrize("kind", ["native", "Python"])
 def test_gradients_with_and_without_a_function_of_pytorch(kind, monkeypatch):
     """``torch._C._any_requires_grad``, which PyTorch 2.6 lacks."""
     if kind == "Python":
         monkeypatch.delattr(torch._C, "_any_requires_grad", raising=False)
-    op = scale.as_torch_op(f"fx_test::scale_{kind}", backward=scale_backward)
-    x, w = tensors()
-    w.requires_grad_()
+    op = scale.as_torch_op(f"fx_test::scale_{kind}", backward=torch_operators.scale_backward)
+    x, w = (value.double().requires_grad_() for value in tensors())
+    assert torch.autograd.gradcheck(op, (x, w))
     for call in (op, op.overload):
-        assert not call(x, w.detach()).requires_grad
-        (grad,) = torch.autograd.grad(call(x, w).sum(), w)
-        torch.testing.assert_close(grad, x.sum(0))
+        assert not call(x.detach(), w.detach()).requires_grad
+        (grad,) = torch.autograd.grad(call(x.detach(), w).sum(), w)
+        torch.testing.assert_close(grad, x.detach().sum(0))
+        with torch.no_grad():
+            assert not call(x, w).requires_grad
 
 
 def test_gradients_of_calls_that_omit_arguments():
@@ -80,61 +112,29 @@ def test_gradients_of_calls_that_omit_arguments():
             grad_x[i] = grad_y[i] * factor * exponent * x[i] ** (exponent - 1)
 
     op = power.as_torch_op("fx_test::power", backward=power_backward)
-    for args, kwargs in [((), {}), ((5.0,), {}), ((3.0, 3.0), {}), ((3.0, 2.0), {}), ((), {"exponent": 3.0})]:
-        factor, exponent = (*args, 3.0, 2.0)[0], kwargs.get("exponent", (*args, *(3.0, 2.0)[len(args) :])[1])
+    for args, kwargs, factor, exponent in (
+        ((), {}, 3.0, 2.0), ((5.0,), {}, 5.0, 2.0), ((3.0, 3.0), {}, 3.0, 3.0), ((), {"exponent": 3.0}, 3.0, 3.0),
+    ):  # fmt: skip
         x = torch.arange(1.0, 4.0, requires_grad=True)
         wanted = (factor * exponent * x.detach() ** (exponent - 1)).tolist()
-        for function in (op, torch.ops.fx_test.power, torch.compile(op, backend="aot_eager", fullgraph=True)):
+        for function in (op, torch.ops.fx_test.power, compiled_whole(op)):
             assert torch.autograd.grad(function(x, *args, **kwargs).sum(), x)[0].tolist() == wanted
 
 
 def test_a_backward_pass_of_several_kernels_calls_those_that_are_needed():
-    @fast_args(out="grad_z[n], y[n] -> grad_x[n]")
-    def of_x(grad_z, y, grad_x):
-        for i in range(y.size):
-            grad_x[i] = grad_z[i] * y[i]
-
-    @fast_args(out="grad_z[n], x[n] -> grad_y[n]")
-    def of_y(grad_z, x, grad_y):
-        for i in range(x.size):
-            grad_y[i] = grad_z[i] * x[i]
-
-    @fast_args(out="x[n], y[n] -> z[n]")
-    def product(x, y, z):
-        for i in range(x.size):
-            z[i] = x[i] * y[i]
-
-    op = product.as_torch_op("fx_test::product", backward=[of_x, of_y])
+    op = product.as_torch_op("fx_test::product", backward=[product_by_x, product_by_y])
     x, y = torch.arange(3.0, requires_grad=True), torch.ones(3)
     op(x, y).sum().backward()
-    assert x.grad.tolist() == [1, 1, 1] and of_x.counts().compiled == 1 and of_y.counts().compiled == 0
+    assert x.grad.tolist() == [1, 1, 1] and product_by_x.counts().compiled == 1 and product_by_y.counts().compiled == 0
     assert torch.autograd.gradcheck(op, (x.detach().double().requires_grad_(), y.double().requires_grad_()))
 
 
 def test_backward_kernels_of_operators_and_of_lazily_conjugated_and_negated_tensors():
     """A backward pass whose kernels are operators has a second one."""
-
-    @fast_args(out="x[n] -> y[n]")
-    def square(x, y):
-        for i in range(x.size):
-            y[i] = x[i] * x[i]
-
-    @fast_args(out="grad_y[n], x[n] -> grad_x[n]")
-    def square_backward(grad_y, x, grad_x):
-        for i in range(x.size):
-            grad_x[i] = 2 * x[i].conjugate() * grad_y[i]
-
-    @fast_args(out="grad_grad_x[n], grad_y[n], x[n] -> grad_grad_y[n], grad_x[n]")
-    def square_double(grad_grad_x, grad_y, x, grad_grad_y, grad_x):
-        for i in range(x.size):
-            grad_grad_y[i] = 2 * x[i] * grad_grad_x[i]
-            grad_x[i] = 2 * grad_y[i] * grad_grad_x[i]
-
     first = square_backward.as_torch_op("fx_test::square_backward", backward=square_double)
     op = square.as_torch_op("fx_test::square", backward=first)
     x = torch.arange(1.0, 4.0, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(op, x) and torch.autograd.gradgradcheck(op, x)
-
     op = square.as_torch_op("fx_test::square_lazy", backward=square_backward)
     weights = torch.tensor([1 + 2j, 3 - 1j, -2j])
     for lazy in (lambda x, f: f(x).conj(), lambda x, f: f(x.conj()), lambda x, f: f(x.conj().imag)):
@@ -145,8 +145,7 @@ def test_backward_kernels_of_operators_and_of_lazily_conjugated_and_negated_tens
 
 def test_a_backward_function():
     def backward(ctx, grad):
-        (w,) = ctx.saved_tensors
-        return grad * w, None
+        return grad * ctx.saved_tensors[0], None
 
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(inputs[1])
@@ -162,84 +161,53 @@ def test_a_backward_function():
         wrong(x, w).sum().backward()
 
 
-def test_transforms_that_differentiate_are_refused():
-    """PyTorch would give gradients of zeros: these transforms do not see a backward pass that is registered from Python."""
+def test_an_operator_without_a_backward_pass():
     x, w = tensors()
-    without = scale.as_torch_op("fx_test::scale_without")
-    for op in (without, scale_op()):
-        for _ in range(3):
-            op(x, w)
-        for call in (torch.func.grad(lambda x: op(x, w).sum()), torch.func.jacfwd(lambda x: op(x, w))):  # noqa: B023
-            with pytest.raises(BufferError, match=r"argument 'x' \(position 0\) is differentiated by a transform"):
-                call(x)
-        assert torch.equal(torch.func.vmap(op, (0, None))(x[None], w)[0], x * w)
+    op = scale.as_torch_op("fx_test::scale_without")
+    assert torch.equal(op(x, w), x * w)
     with pytest.raises(BufferError, match="requires grad"):
-        without(x.requires_grad_(), w)
+        op(x.requires_grad_(), w)
     with torch.no_grad():
-        assert torch.equal(without(x, w), x * w)
+        assert torch.equal(op(x, w), x * w)
     with pytest.raises(Exception, match="requires grad, and the operator has no backward"):
-        torch.compile(without, backend="eager", fullgraph=True)(x, w)
-
-
-def test_results_of_a_kernel_that_hides_its_arguments_from_autograd_require_no_grad():
-    @fast_args(out="x[n] -> y[n]", grad="allow")
-    def hidden(x, y):
-        y[:] = x
-
-    op, x = hidden.as_torch_op("fx_test::hidden"), torch.ones(3, requires_grad=True)
-    for call in (op, op, op.overload, op._dispatch, torch.compile(op, backend="aot_eager", fullgraph=True)):
-        assert not call(x).requires_grad
+        torch.compile(op, backend="eager", fullgraph=True)(x, w)
+    hidden = fast_args(grad="allow", out="x[n] -> y[n]")(doubled.py_func).as_torch_op("fx_test::hidden")
+    leaf = torch.ones(3, requires_grad=True)
+    for call in (hidden, hidden, hidden.overload, hidden._dispatch, compiled_whole(hidden)):
+        assert not call(leaf).requires_grad
+    for call in (hidden, hidden.overload):
+        assert torch.func.grad(lambda x, call=call: (call(x) * x).sum())(torch.arange(3.0)).tolist() == [0, 2, 4]
 
 
 # ---- arguments that are written to ------------------------------------------------------------------------------------
 
 
-def test_mutated_arguments_move_their_version_counters():
-    @fast_args
-    def double(x, factor: float = 2.0):
-        for i in range(x.size):
-            x[i] *= factor
-
-    op = double.as_torch_op("fx_test::double", mutates="x")
-    assert str(op.overload._schema) == "fx_test::double(Tensor(a!) x, float factor=2.) -> ()"
-    x = torch.arange(4.0)
-    version = x._version
-    assert op(x) is None and x.tolist() == [0, 2, 4, 6] and x._version == version + 1
-    op(x, factor=0.5)
-    assert x.tolist() == [0, 1, 2, 3] and x._version == version + 2
-    leaf = torch.ones(4, requires_grad=True)
-    saved = (leaf * x).sum()
-    op(x)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        saved.backward()
-
-
 @pytest.mark.skipif(not hasattr(torch.library, "register_torch_dispatch"), reason="needs PyTorch 2.5")
-@pytest.mark.parametrize("has_default", [True, False])
-def test_a_compiled_call_that_writes_to_a_saved_tensor_raises_as_pytorchs_own(has_default):
+@pytest.mark.parametrize("given", [(), (1.0,)], ids=["by default", "given"])
+def test_mutated_arguments_move_their_version_counters(given):
     @fast_args(mutates="x")
     def increase(x, by: float = 1.0):
         for i in range(x.size):
             x[i] += by
 
-    op = increase.as_torch_op(f"fx_test::increase_saved_{has_default}")
-    given = () if has_default else (1.0,)
+    op = increase.as_torch_op(f"fx_test::increase_{len(given)}")
+    assert str(op.overload._schema) == f"{op.name}(Tensor(a!) x, float by=1.) -> ()"
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.ones(3)
+    for x in (torch.ones(3), torch.ones(3, device="meta"), fake):
+        for count in (1, 2):
+            assert op(x, *given) is None and x._version == count
 
     def loss(write, w, x):
         y = w * x
         write(x, *given)
         return y.sum()
 
-    for write in (lambda x, by=1: x.add_(by), op, op.overload, increase):
+    calls = [functools.partial(loss, write) for write in (lambda x, by=1: x.add_(by), op, op.overload, increase)]
+    for call in (*calls[:3], *map(compiled_whole, calls)):
         w, x = torch.ones(3, requires_grad=True), torch.ones(3)
         with pytest.raises(Exception, match="modified by an inplace operation"):
-            torch.compile(functools.partial(loss, write), backend="aot_eager", fullgraph=True)(w, x).backward()
-    with torch._subclasses.FakeTensorMode():
-        fake = torch.ones(3)
-    for x in (torch.ones(3, device="meta"), fake):
-        for count in (1, 2):
-            op(x, *given)
-            assert x._version == count
+            call(w, x).backward()
 
 
 def test_many_arguments_that_are_written_to():
@@ -254,63 +222,62 @@ def test_many_arguments_that_are_written_to():
 
 # ---- schemas, vmap -----------------------------------------------------------------------------------------------------
 
-SHAPES = {"plain": (3, 4), "strided": (3, 4), "transposed": (4, 3), "empty": (0, 4)}
+
+@fast_args(out="x[n], k -> first[k], sums[]: float64")
+def several(x, k, first, sums):
+    sums[()] = x.sum()
+    first[:] = x[:k]
 
 
-@pytest.mark.parametrize(("dtype", "layout"), [
-    *(("float32", layout) for layout in SHAPES), *((dtype, "plain") for dtype in ("int64", "uint8", "bool", "complex64")),
-])  # fmt: skip
-def test_opcheck_of_dtypes_and_layouts(dtype, layout):
-    op = torch_operators.transposed_op()
-    x = torch.arange(24).reshape(6, 4).to(getattr(torch, dtype))[: SHAPES[layout][0] or 0]
-    x = {"strided": x[:, ::2], "transposed": x.t()}.get(layout, x)
-    assert torch.equal(op(x), x.t())
-    assert set(torch.library.opcheck(op.overload, (x,), raise_exception=True).values()) == {"SUCCESS"}
+@fast_args(out="x[n] -> y[n]")
+def optional(x, bias: "torch.Tensor | None", alpha: float, is_on: bool, count: int, y):
+    for i in range(x.size):
+        y[i] = x[i] * alpha + count
+        if is_on and bias is not None:
+            y[i] += bias[i]
 
 
-def test_opcheck_of_other_schemas():
-    @fast_args(out="x[n], k -> largest[k], sums[]: float64")
-    def several(x, k, largest, sums):
-        sums[()] = x.sum()
-        largest[:] = np.sort(x)[::-1][:k]
-
-    @fast_args(out="x[n] -> y[n]")
-    def optional(x, bias: "torch.Tensor | None", alpha: float, is_on: bool, count: int, y):
-        for i in range(x.size):
-            y[i] = x[i] * alpha + count
-            if is_on and bias is not None:
-                y[i] += bias[i]
-
-    @fast_args(out="x[n] -> y[n]")
-    def listed(xs: "list[torch.Tensor]", x, y):
-        y[:] = x
-        for i in range(len(xs)):
-            y += xs[i]
-
-    @fast_args(out="x[...] -> y[...]: int64, n[]: x")
-    def rest(x, y, n):
-        n[()] = x.size
-        y[...] = 1
-
-    x = torch.arange(5.0)
-    several, optional, listed, rest = (
-        kernel.as_torch_op(f"fx_test::{kernel.__name__}") for kernel in (several, optional, listed, rest)
-    )
-    assert str(several.overload._schema) == "fx_test::several(Tensor x, SymInt k) -> (Tensor, Tensor)"
-    assert str(listed.overload._schema) == "fx_test::listed(Tensor[] xs, Tensor x) -> Tensor"
-    cases = [
-        (several, (x, 2)), (optional, (x, None, 0.5, True, 3)), (optional, (x, x, 0.5, True, 3)), (listed, ([x, x], x)),
-        (rest, (torch.ones(2, 3, 4),)), (rest, (torch.ones(()),)),
-    ]  # fmt: skip
-    for op, args in cases:
-        assert set(torch.library.opcheck(op.overload, args).values()) == {"SUCCESS"}
-    largest, sums = torch.ops.fx_test.several(x, 2)
-    assert largest.tolist() == [4, 3] and sums.item() == 10 and sums.dtype == torch.float64
-    assert torch.ops.fx_test.optional(x, x, 0.5, True, 3).tolist() == (x * 1.5 + 3).tolist()
-    assert torch.ops.fx_test.listed([x, x], x).tolist() == (3 * x).tolist()
+@fast_args(out="x[n] -> y[n]")
+def listed(xs: "list[torch.Tensor]", x, y):
+    y[:] = x
+    for i in range(len(xs)):
+        y += xs[i]
 
 
-@pytest.mark.parametrize("in_dims", [(0, None), (1, None), (-1, 0), (None, 0)])
+@fast_args(out="x[...] -> y[...]: int64, n[]: x")
+def rest(x, y, n):
+    n[()] = x.size
+    y[...] = 1
+
+
+matrix, vector = torch.arange(12.0).view(3, 4), torch.arange(5.0)
+CHECKED = {
+    "strided": (torch_operators.transposed, (matrix[:, ::2],), lambda x: x.t()),
+    "transposed": (torch_operators.transposed, (matrix.t(),), lambda x: x.t()),
+    "empty": (torch_operators.transposed, (matrix[:0],), lambda x: x.t()),
+    "int64": (torch_operators.transposed, (matrix.long(),), lambda x: x.t()),
+    "bool": (torch_operators.transposed, (matrix.bool(),), lambda x: x.t()),
+    "complex64": (torch_operators.transposed, (matrix.to(torch.complex64),), lambda x: x.t()),
+    "several outputs": (several, (vector, 2), lambda x, k: (x[:k], x.double().sum())),
+    "None": (optional, (vector, None, 0.5, True, 3), lambda x, *rest: x / 2 + 3),
+    "not None": (optional, (vector, vector, 0.5, True, 3), lambda x, *rest: x * 1.5 + 3),
+    "a list": (listed, ([vector, vector], vector), lambda xs, x: 3 * x),
+    "any rank": (rest, (torch.ones(2, 3, 4),), lambda x: (torch.ones_like(x).long(), torch.tensor(24.0))),
+    "no dimension": (rest, (torch.ones(()),), lambda x: (torch.tensor(1), torch.tensor(1.0))),
+}
+SCHEMAS = {several: "(Tensor x, SymInt k) -> (Tensor, Tensor)", listed: "(Tensor[] xs, Tensor x) -> Tensor"}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_opcheck(name):
+    kernel, args, oracle = CHECKED[name]
+    op = kernel.as_torch_op(f"fx_test::{kernel.__name__}")
+    assert str(op.overload._schema).endswith(SCHEMAS.get(kernel, ""))
+    torch.testing.assert_close(op.overload(*args), oracle(*args), rtol=0, atol=0)
+    assert set(torch.library.opcheck(op.overload, args).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (-1, 0), (None, 0)])
 def test_vmap(in_dims):
     x, w = tensors()
     xs = x if in_dims[0] is None else torch.stack([x, 2 * x], in_dims[0])
@@ -321,8 +288,7 @@ def test_vmap(in_dims):
 
 
 def test_vmap_of_an_operator_that_writes():
-    op = axpy_op()
-    x, y = torch.ones(2, 3), torch.zeros(2, 3)
+    op, x, y = axpy_op(), torch.ones(2, 3), torch.zeros(2, 3)
     torch.vmap(lambda x, y: op(2.0, x, y), out_dims=None)(x, y)
     assert y.tolist() == [[2.0] * 3] * 2
     with pytest.raises(ValueError, match="'y' is written to, and vmap has not been given a batch of it"):
@@ -340,44 +306,30 @@ def test_keyword_only_arguments():
         for i in range(x.size):
             to[i] = x[i]
 
-    op = times.as_torch_op("fx_test::times", mutates="x")
-    x = torch.ones(2, 3)
+    op, x, y = times.as_torch_op("fx_test::times", mutates="x"), torch.ones(2, 3), torch.zeros(3)
     torch.vmap(lambda x: op(x), out_dims=None)(x)
     torch.vmap(lambda x: op(x, factor=3.0), out_dims=None)(x)
     assert x.tolist() == [[6.0] * 3] * 2
-    y = torch.zeros(3)
     copied.as_torch_op("fx_test::copied", mutates="to")(x[0], to=y)
     assert torch.equal(y, x[0])
-    torch.compile(lambda x, y: copied(x, to=y), backend="aot_eager", fullgraph=True)(x[1] + 1, y)
+    compiled_whole(lambda x, y: copied(x, to=y))(x[1] + 1, y)
     assert torch.equal(y, x[1] + 1)
 
 
 # ---- calls without PyTorch's dispatcher ----------------------------------------------------------------------------------
 
 
-def modes():
+def test_calls_with_plain_tensors_go_straight_to_the_kernel():
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Function(TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            return function(*args, **(kwargs or {}))
-
-    class Dispatch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            return function(*args, **(kwargs or {}))
-
-    return Function(), Dispatch()
-
-
-def test_calls_with_plain_tensors_go_straight_to_the_kernel():
     x, w = tensors()
     op, writing = scale_op(), axpy_op()
     for _ in range(20):
         op(x, w)
         writing(2.0, w, w.clone())
-    assert native_calls(op, x, w) == native_calls(writing, 2.0, w, w) == 1
     leaf = x.clone().requires_grad_()
+    assert native_calls(op, x, w) == native_calls(writing, 2.0, w, w) == 1
     assert native_calls(op, leaf, w) == 1  # by the autograd.Function
     assert op(leaf, w).requires_grad and op(x=leaf, w=w).requires_grad and not op(leaf.detach(), w).requires_grad
     assert native_calls(writing, 2.0, w, leaf[0]) == 0
@@ -385,13 +337,16 @@ def test_calls_with_plain_tensors_go_straight_to_the_kernel():
         assert native_calls(op, leaf, w) == 1
     with torch.inference_mode():
         assert native_calls(writing, 2.0, w, torch.ones(4)) == 0  # it has no version counter
-    for mode in modes():
-        with mode:
+
+    def passed(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+    for mode, method in ((TorchFunctionMode, "__torch_function__"), (TorchDispatchMode, "__torch_dispatch__")):
+        with type("Mode", (mode,), {method: passed})():
             assert native_calls(op, x, w) == 0
     assert native_calls(op, x, w) == 1
     version = w._version
     writing(2.0, x[0], w)
-    assert w._version == version + 1
     writing(a=2.0, x=x[0], y=w)
     assert w._version == version + 2
 
@@ -406,12 +361,7 @@ def test_the_short_way_to_autograd_is_taken_where_autograd_alone_sees_the_call(m
     for _ in range(3):
         op(leaf, w)
     seen, dispatch = [], type(op)._dispatch
-
-    def noted(self, *args, **kwargs):
-        seen.append(args)
-        return dispatch(self, *args, **kwargs)
-
-    monkeypatch.setattr(type(op), "_dispatch", noted)
+    monkeypatch.setattr(type(op), "_dispatch", lambda self, *args, **kwargs: seen.append(1) or dispatch(self, *args, **kwargs))
 
     def ways(*args, **kwargs) -> int:
         seen.clear()
@@ -422,15 +372,12 @@ def test_the_short_way_to_autograd_is_taken_where_autograd_alone_sees_the_call(m
     assert ways(leaf, w=w) == ways(leaf.as_subclass(torch.nn.Buffer), w) == 1
     with FlopCounterMode(display=False):
         assert ways(leaf, w) == 1
-    torch.func.vmap(lambda _: torch.tensor(ways(leaf, w)))(torch.zeros(2))
-    assert len(seen) == 1
+    assert torch.func.vmap(lambda _: torch.tensor(ways(leaf, w)))(torch.zeros(2)).sum() == len(seen) * 2 == 2
     with forward_ad.dual_level():
         assert ways(leaf, w) == 1
         with pytest.raises(BufferError, match="tangent"):
             op(forward_ad.make_dual(x, x), w)
     assert ways(leaf, w) == 0
-    with pytest.raises(BufferError, match=r"torch\.func"):
-        torch.func.grad(lambda t: op(t, w).sum())(x)
 
 
 def test_calls_are_the_same_with_native_code_as_with_the_dispatcher():
@@ -441,19 +388,15 @@ def test_calls_are_the_same_with_native_code_as_with_the_dispatcher():
         for i in range(x.size):
             y[i] = x[i] + 7 // divisor + steps
 
-    class Subclass(torch.Tensor):
-        pass
-
-    op, x = halved.as_torch_op("fx_test::halved"), torch.arange(3.0)
+    op, x, y = halved.as_torch_op("fx_test::halved"), torch.arange(3.0), torch.zeros(3)
     native, dispatched = op, op._dispatch
     parameter = torch.nn.Parameter(x, requires_grad=False)
-    for value in (x, parameter, x.as_subclass(Subclass)):
-        for args, kwargs in [((), {}), ((2.5, 1), {}), ((2, True), {}), ((), {"steps": 3}), ((), {"divisor": 4, "steps": 2})]:
+    for value in (x, parameter, x.as_subclass(type("Subclass", (torch.Tensor,), {}))):
+        for args, kwargs in [((), {}), ((2.5, 1), {}), ((2, True), {}), ((), {"divisor": 4, "steps": 2})]:
             for _ in range(20):
                 result, wanted = native(value, *args, **kwargs), dispatched(value, *args, **kwargs)
                 assert torch.equal(result, wanted) and type(result) is type(wanted)
-    y = torch.zeros(3)
-    for args, kwargs in [((2.0, 1, y), {}), ((2.0, y), {}), ((), {"y": y}), ((2.0,), {"y": y}), ((None,), {}), ((2.0, 1.5), {})]:
+    for args, kwargs in [((2.0, 1, y), {}), ((2.0, y), {}), ((), {"y": y}), ((None,), {}), ((2.0, 1.5), {})]:
         for call in (native, dispatched):
             with pytest.raises(RuntimeError, match="fx_test::halved"):
                 call(x, *args, **kwargs)
@@ -472,7 +415,7 @@ def test_deterministic_mode():
     leaf = x.clone().requires_grad_()
     torch.use_deterministic_algorithms(True)
     try:
-        for call in (op, op.overload, scale, torch.compile(op, backend="aot_eager", fullgraph=True)):
+        for call in (op, op.overload, scale, compiled_whole(op)):
             for _ in range(3):
                 assert torch.equal(call(x, w), x * w)
         assert torch.equal(torch.autograd.grad(op(leaf, w).sum(), leaf)[0], w.expand_as(x))
@@ -487,33 +430,8 @@ def test_deterministic_mode():
 # ---- native code that PyTorch's dispatcher calls ---------------------------------------------------------------------------
 
 
-def is_native(name):
-    return torch_library._registered[f"fx_test::{name}"]._boxed is not None
-
-
-@torch_operators.needs_abi
-@torch_operators.needs_views
-def test_the_dispatcher_calls_native_code():
-    x, w = tensors()
-    op = scale_op()
-    torch_operators.transposed_op(), axpy_op()
-    assert is_native("scale") and is_native("transposed") and is_native("axpy")
-    op.overload(x, w)
-    torch.ops.fx_test.axpy(2.0, w, torch.zeros(4))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_boxed.BoxedKernel, "make", lambda *args: pytest.fail("Python code was called"))
-        for y in (x, torch.randn(50, 4)):
-            assert torch.equal(op.overload(y, w), y * w)
-        y = torch.zeros(4)
-        torch.ops.fx_test.axpy(2.0, w, y)
-        assert torch.equal(y, 2 * w)
-
-
-def _added(x, bias: "torch.Tensor | None", n: int, y):
-    for i in prange(x.size):
-        y[i] = x[i] * n
-        if bias is not None:
-            y[i] += bias[i]
+def is_native(op):
+    return torch_library._registered[op.name]._boxed is not None
 
 
 def memory() -> int:
@@ -521,19 +439,26 @@ def memory() -> int:
         return int(file.read().split()[1]) * 4096
 
 
+def biased(x, bias: "torch.Tensor | None", n: int, y):
+    for i in prange(x.size):
+        y[i] = x[i] * n
+        if bias is not None:
+            y[i] += bias[i]
+
+
 @torch_operators.needs_abi
+@torch_operators.needs_views
 @pytest.mark.parametrize("options", [{}, {"nogil": True}, {"nogil": True, "parallel": True}], ids=str)
-def test_the_dispatcher_calls_native_code_without_the_gil_and_with_optional_tensors(options):
-    """Nothing is left of these calls either. Other threads run meanwhile."""
-    name = "added_" + "_".join(options)
-    op = fast_args(**options, out="x[n] -> y[n]")(_added).as_torch_op(f"fx_test::{name}")
-    x, bias = torch.arange(5.0), torch.ones(5)
+def test_the_dispatcher_calls_native_code(options, monkeypatch):
+    """Also without the GIL, from threads, with optional tensors, and with a kernel that writes. Nothing is left of a call."""
+    op = fast_args(**options, out="x[n] -> y[n]")(biased).as_torch_op("fx_test::biased_" + "_".join(options))
+    x, bias, writing, wrong = torch.arange(5.0), torch.ones(5), axpy_op(), []
     wanted = {id(None): x * 3, id(bias): x * 3 + 1}
     for given in (None, bias):
         op.overload(x, given, 3)
+    writing.overload(2.0, x, torch.zeros(5))
+    assert is_native(op) and is_native(writing)
     counts = [value._use_count() for value in (x, bias)]
-    assert is_native(name)
-    wrong = []
 
     def call():
         for _ in range(100):
@@ -541,11 +466,15 @@ def test_the_dispatcher_calls_native_code_without_the_gil_and_with_optional_tens
                 if not torch.equal(op.overload(x, given, 3), wanted[id(given)]):
                     wrong.append(given)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(torch_boxed.BoxedKernel, "make", lambda *args: wrong.append("Python code was called"))
         threads = [threading.Thread(target=call) for _ in range(3)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
+        assert torch.equal(op.overload(torch.ones(500), None, 2), torch.full((500,), 2.0))
+        y = torch.zeros(5)
+        writing.overload(2.0, x, y)
+        assert torch.equal(y, 2 * x)
     assert not wrong and counts == [value._use_count() for value in (x, bias)]
     before = memory()
     for _ in range(300_000 if not options else 0):
@@ -554,6 +483,9 @@ def test_the_dispatcher_calls_native_code_without_the_gil_and_with_optional_tens
     with pytest.raises(RuntimeError, match="complex128"):
         op.overload(x, bias.to(torch.complex128), 3)
     assert torch.equal(op.overload(x, bias, 3), wanted[id(bias)])
+
+
+types_seen: list[tuple] = []
 
 
 def test_a_kernel_that_runs_python_code_is_called_by_python_code():
@@ -572,9 +504,6 @@ def test_a_kernel_that_runs_python_code_is_called_by_python_code():
     assert types_seen == [(np.ndarray, np.ndarray)] * 3 and printing._native.native.needs_owning_exports == RUNS_PYTHON
 
 
-types_seen: list[tuple] = []
-
-
 def test_the_dispatcher_calls_native_code_again_and_again():
     """Nothing is left of a call: neither handles of its arguments, nor results, nor what a failed call has allocated."""
 
@@ -589,10 +518,69 @@ def test_the_dispatcher_calls_native_code_again_and_again():
     counts = [sys.getrefcount(value) for value in (good, bad)] + [good._use_count(), bad._use_count()]
     for _ in range(2):
         before = memory()
-        for i in range(200):
+        for i in range(100):
             assert op.overload(good, 500_000)[1] == 0
             with pytest.raises((RuntimeError, ValueError), match="positive"):
                 op.overload(bad, 500_000 + i)
         grown = memory() - before
-    assert grown < 100e6, "of 200 calls with 2 MB each"
+    assert grown < 50e6, "of 100 calls with 2 MB each"
     assert counts == [sys.getrefcount(value) for value in (good, bad)] + [good._use_count(), bad._use_count()]
+
+
+# ---- pickles -------------------------------------------------------------------------------------------------------------
+
+
+@fast_args
+def add(x: torch.Tensor, y: torch.Tensor):
+    y[:] = x + y
+
+
+def thrice(ctx, grad):
+    return 3 * grad
+
+
+def test_a_pickle_finds_the_operator_of_its_name():
+    op = doubled.as_torch_op("fx_pickled::same", backward=torch_operators.doubled_backward)
+    again, x = pickle.loads(pickle.dumps(op)), torch.ones(3, requires_grad=True)
+    assert again.kernel is doubled and again.overload is op.overload
+    for _ in range(20):
+        again(x).sum().backward()
+    assert x.grad.tolist() == [40.0] * 3
+    data = pickle.dumps(op)
+    add.as_torch_op("fx_pickled::same", mutates=("y",), replace=True)
+    with pytest.raises(ValueError, match=r"'fx_pickled::same' is registered, by <fast_args .*add.*with another declaration"):
+        pickle.loads(data)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.operators = [
+            doubled.as_torch_op("fx_pickled::by_kernel", backward=torch_operators.doubled_backward),
+            doubled.as_torch_op("fx_pickled::by_function", backward=thrice),
+        ]
+        self.add = add.as_torch_op("fx_pickled::add", mutates=("y",))
+
+    def forward(self, x):
+        y = torch.zeros_like(x.detach())
+        self.add(x.detach(), y)
+        return sum(op(x) for op in self.operators) + y
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_module_first", [False, True])
+def test_a_module_is_saved_and_loaded_elsewhere(is_module_first, tmp_path):
+    """Operators that are not registered there are."""
+    path = tmp_path / "model.pt"
+    torch.save(Model(), path)
+    done = fork_python(f"""
+        import torch, test_torch_op
+        first = test_torch_op.Model() if {is_module_first} else None
+        model = torch.load({str(path)!r}, weights_only=False)
+        x = torch.ones(3, requires_grad=True)
+        y = model(x)
+        y.sum().backward()
+        print(y.tolist(), x.grad.tolist(), torch.ops.fx_pickled.by_kernel(x).tolist())
+        print(torch.compile(model, backend="aot_eager", fullgraph=True)(x).tolist())
+    """)
+    assert done.stdout == "[5.0, 5.0, 5.0] [5.0, 5.0, 5.0] [2.0, 2.0, 2.0]\n[5.0, 5.0, 5.0]\n"

@@ -1,10 +1,11 @@
-"""Kernels in calls that PyTorch traces, compiles or exports, and what modes, tracers and profilers see of them."""
+"""Kernels in calls that PyTorch traces, compiles, transforms or exports, and what modes, tracers and profilers see of them."""
 
 import functools
 import re
 import warnings
 
 import numba
+import numpy as np
 import pytest
 import torch_operators
 from forked import fork_python
@@ -13,17 +14,18 @@ from interpreter import lines_said
 from torch_operators import axpy, axpy_op, doubled, refused, scale, scale_op, tensors, torch, total
 
 from fastexchange import fast_args
+from fastexchange.calls.torch_backward import _call
 from fastexchange.calls.torch_tracing import name_of
 from fastexchange.producers import torch_modes
 
 nothing_compiled = torch_operators.nothing_compiled
 by_backend = pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 compiled_whole = functools.partial(torch.compile, fullgraph=True)
+make_fx = torch.fx.experimental.proxy_tensor.make_fx
 
 
 def graph_of(call, *args, mode="real"):
-    function = (lambda x: call(x)) if len(args) == 1 else lambda x, w: call(x, w)
-    return torch.fx.experimental.proxy_tensor.make_fx(function, tracing_mode=mode)(*args)
+    return make_fx((lambda x: call(x)) if len(args) == 1 else lambda x, w: call(x, w), tracing_mode=mode)(*args)
 
 
 # ---- modes and tracers ----------------------------------------------------------------------------------------------------
@@ -48,23 +50,18 @@ def test_modes_and_tracers_see_operators_and_kernels_that_declare_their_outputs(
     assert "fx_test.scale.default" in seen
     with FlopCounterMode(display=False):
         assert torch.equal(scale(x, w), x * w) and total(x) == total(x)
-    with warnings.catch_warnings(), torch.profiler.profile() as profile:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.ops.fx_test.scale(x, w)
-    assert "fx_test::scale" in [event.name for event in profile.events()]
-    for call, name in ((scale_op(), "fx_test::scale"), (scale, "fastexchange::torch_operators_scale")):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.profiler.profile() as profile:
+            torch.ops.fx_test.scale(x, w)
+        assert "fx_test::scale" in [event.name for event in profile.events()]
+        for call, name in ((scale_op(), "fx_test::scale"), (scale, "fastexchange::torch_operators_scale")):
             recorded = torch.jit.trace(lambda x, w, call=call: call(x, w) + 1, (x, w))
-        assert torch.equal(recorded(2 * x, w), 2 * x * w + 1) and name in str(recorded.graph)
-        for mode in ("real", "fake", "symbolic"):
-            graph = graph_of(call, x, w, mode=mode)
-            assert re.search(rf"torch\.ops\.{name.replace('::', '.')}\w*\.default\w*\(x_1, w_1\)", graph.code)
-            assert torch.equal(graph(2 * x, w), 2 * x * w)
-
-
-def test_functions_of_pytorch_tell_modes():
-    assert torch_modes.why_no_modes() == torch_modes.why_no_counts() == ""
+            assert torch.equal(recorded(2 * x, w), 2 * x * w + 1) and name in str(recorded.graph)
+            for mode in ("real", "fake", "symbolic"):
+                graph = graph_of(call, x, w, mode=mode)
+                assert re.search(rf"torch\.ops\.{name.replace('::', '.')}\w*\.default\w*\(x_1, w_1\)", graph.code)
+                assert torch.equal(graph(2 * x, w), 2 * x * w)
 
 
 UNTOLD = {
@@ -77,6 +74,7 @@ UNTOLD = {
 @pytest.mark.parametrize("change", UNTOLD)
 def test_a_pytorch_of_whose_modes_and_counters_nothing_is_known(change):
     """Python makes the calls that a mode may see. Results are the same, and explain and doctor say why."""
+    assert torch_modes.why_no_modes() == torch_modes.why_no_counts() == ""
     fork_python(f"""
         import torch
         from fastexchange.producers import torch_modes as modes
@@ -123,6 +121,197 @@ def test_fake_tensors():
     assert scale.explain(*tensors()).kind in ("native", "new")
 
 
+def test_make_fx_with_real_tensors_records_what_kernels_declare():
+    """Whatever a kernel was called with before."""
+    for made in (None, np.ones(3, np.float32), torch.ones(3)):
+        twice = fast_args(lambda x, y: y.fill(2 * x[0]), out="x[n] -> y[n]")
+        fill = fast_args(lambda x: x.fill(5.0), mutates=("x",))
+
+        def written(x):
+            copy = x.clone()
+            fill(copy)  # noqa: B023
+            return copy
+
+        for function, kernel, expected in ((twice, twice, 8.0), (written, fill, 5.0)):
+            for _ in range(0 if made is None else 40):
+                kernel(made)
+            graph = graph_of(function, torch.ones(3))
+            assert graph(torch.full((3,), 4.0)).tolist() == [expected] * 3, graph.code
+            calls = kernel.counts()
+            for _ in range(3):
+                kernel(torch.ones(3))
+                kernel(np.ones(3, np.float32))
+            assert kernel.counts().fast - calls.fast >= 4  # no mode is active
+
+
+# ---- what stays of earlier calls ---------------------------------------------------------------------------------------------
+
+
+def add(a, b, y):
+    for i in range(a.size):
+        y[i] = a[i] + b[i]
+
+
+def add_first_of_list(a, b: "list[torch.Tensor]", y):
+    for i in range(a.size):
+        y[i] = a[i] + b[0][i]
+
+
+def add_optional(a, b: "torch.Tensor | None", y):
+    for i in range(a.size):
+        y[i] = a[i]
+        if b is not None:
+            y[i] += b[i]
+
+
+def add_twice(a, b, y, z):
+    for i in range(a.size):
+        y[i] = z[i] = a[i] + b[i]
+
+
+def faked(call, b):
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        shape = call(mode.from_tensor(b)).shape
+    return torch.ones(shape) * b + torch.arange(3.0)
+
+
+TRACED = {
+    "vmap": lambda call, b: torch.vmap(call)(b[None])[0],
+    "functionalize": lambda call, b: torch.func.functionalize(call)(b),
+    "fake": faked,
+    "make_fx": lambda call, b: make_fx(call)(b)(b),
+    "grad of a constant": lambda call, b: torch.func.grad(lambda w: (call(w.detach()) * w).sum())(b),
+}
+
+
+@pytest.mark.parametrize("function", [add, add_first_of_list, add_optional, add_twice])
+def test_an_output_that_native_code_allocates_is_no_given_one(function):
+    kernel = fast_args(out="a[n] -> y[n], z[n]" if function is add_twice else "a[n] -> y[n]")(function)
+    a, b = torch.arange(3.0), torch.ones(3)
+
+    def call(b):
+        made = kernel(a, [b] if function is add_first_of_list else b)
+        return made[0] if function is add_twice else made
+
+    for calls_before in (0, 0, 20, 0):
+        for _ in range(calls_before):
+            call(b)
+        for mode, traced in TRACED.items():
+            assert traced(call, b).tolist() == call(b).tolist() == [1, 2, 3], mode
+
+
+def test_a_given_output_is_written_by_a_call_that_is_traced():
+    kernel = fast_args(out="a[n] -> y[n]")(add)
+    a, b, y = torch.arange(3.0), torch.ones(1, 3), torch.zeros(1, 3)
+    for _ in range(20):
+        kernel(a, b[0], torch.zeros(3))
+    assert torch.vmap(lambda b, y: kernel(a, b, y))(b, y).tolist() == [[1, 2, 3]] == y.tolist()
+    with pytest.raises(ValueError, match="'y' is written to, and vmap has not been given a batch of it"):
+        torch.vmap(lambda b: kernel(a, b, torch.zeros(3)))(b)
+
+
+TEXTS = {"long": "x" + "€" * 50_000, "with a zero": "before\0after", "empty": "", "no text": "\ud800 alone"}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_of_an_exception_is_whole(name):
+    text = TEXTS[name]
+
+    @fast_args(out="x[n] -> y[n]")
+    def failing(x, y):
+        raise ValueError(text)
+
+    op, x = failing.as_torch_op(f"fx_tracing::failing_{name.replace(' ', '_')}"), torch.ones(2)
+    for _ in range(2):
+        for call in (lambda: op(x), lambda: torch.vmap(failing)(x[None]), lambda: torch.vmap(op)(x[None])):
+            with pytest.raises(ValueError) as info:
+                call()
+            assert str(info.value) == text
+        with pytest.raises((RuntimeError, ValueError)) as info:
+            op.overload(x)
+        said = text.replace("\0", "\\x00").replace("\ud800", "\\ud800")
+        assert str(info.value) in (said, text)  # the latter where PyTorch calls Python code
+
+
+# ---- backward passes ---------------------------------------------------------------------------------------------------------
+
+
+@fast_args(out="x[n], w[n] -> y[n]")
+def product(x, w, y):
+    for i in range(x.size):
+        y[i] = x[i] * w[i]
+
+
+@fast_args(out="grad_y[n], x[n], w[n] -> grad_x[n], grad_w[n]")
+def product_backward(grad_y, x, w, grad_x, grad_w):
+    for i in range(x.size):
+        grad_x[i] = grad_y[i] * w[i]
+        grad_w[i] = grad_y[i] * x[i]
+
+
+@fast_args(out="grad_y[n], w[n] -> grad_x[n]")
+def product_by_x(grad_y, w, grad_x):
+    for i in range(w.size):
+        grad_x[i] = grad_y[i] * w[i]
+
+
+BACKWARDS = {"one_kernel": product_backward, "a_part": [product_by_x]}
+
+
+class Wrapping(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner, requires_grad=False):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, requires_grad=requires_grad)
+
+    def __init__(self, inner, requires_grad=False):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        map_only = torch.utils._pytree.tree_map_only
+        args, kwargs = map_only(cls, lambda each: each.inner, (args, kwargs or {}))
+        return map_only(torch.Tensor, cls, function(*args, **kwargs))
+
+
+@pytest.mark.parametrize("backward", BACKWARDS)
+def test_backward_kernels_take_batched_gradients_and_tensors_that_wrap_others(backward):
+    op = product.as_torch_op(f"fx_tracing::product_{backward}", backward=BACKWARDS[backward])
+    x, w = torch.arange(3.0, requires_grad=True), torch.full((3,), 2.0)
+    for _ in range(3):
+        assert torch.equal(torch.autograd.functional.jacobian(lambda x: op(x, w), x, vectorize=True), torch.diag(w))
+        (made,) = torch.autograd.grad(op(x, w), x, torch.eye(3), is_grads_batched=True)
+        assert torch.equal(made, torch.diag(w))
+        op(x, w).sum().backward()  # native code makes this call from now on
+    wrapping = Wrapping(torch.arange(3.0), True)
+    op(wrapping, Wrapping(w)).sum().backward()
+    assert wrapping.grad.inner.tolist() == [2, 2, 2]
+
+
+def test_an_exception_of_a_backward_kernel_is_raised_once():
+    """It is no refusal: the kernel is not called again, by its operator."""
+    calls = []
+
+    class Failing:
+        _parameters = None
+
+        def __call__(self, *args):
+            calls.append(args)
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        _call(Failing(), [torch.ones(2)])
+    assert len(calls) == 1
+
+
+def test_a_second_derivative_names_the_kernel_that_has_no_backward():
+    as_operator = product_backward.as_torch_op("fx_tracing::product_backward")
+    for name, backward in (("kernel", product_backward), ("op", as_operator)):
+        op = product.as_torch_op(f"fx_tracing::product_by_{name}", backward=backward)
+        x, w = torch.arange(3.0, requires_grad=True), torch.ones(3, requires_grad=True)
+        with pytest.raises(BufferError, match=r"^product_backward\(\): a second derivative is asked for .* has no backward="):
+            torch.autograd.grad(op(x, w).sum(), x, create_graph=True)
+
+
 # ---- compiled functions ------------------------------------------------------------------------------------------------------
 
 
@@ -138,10 +327,8 @@ def test_kernels_in_compiled_functions(backend, dynamic):
 
 @by_backend
 def test_kernels_that_write_in_compiled_functions(backend):
-    @fast_args
-    def writing(a, x, y):
-        for i in range(x.size):
-            y[i] += a * x[i]
+    writing = fast_args(axpy.py_func, mutates=["y"])
+    assert writing.mutates == ("y",)
 
     def inplace(x, y):
         y = y.clone()
@@ -160,17 +347,49 @@ def test_kernels_that_write_in_compiled_functions(backend):
     y = torch.zeros(4)
     compiled_whole(lambda y: writing(1.0, w, y), backend=backend)(y)
     assert torch.equal(y, w)
+    for name in writing._operators.values():
+        arguments = getattr(torch.ops.fastexchange, name).default._schema.arguments
+        assert [each.name for each in arguments if each.alias_info] == ["y"]
+
+
+def test_the_option_mutates():
+    refused(ValueError, r"mutates=\('z',\) names 'z', no parameter of total\(x\)", fast_args, total.py_func, mutates="z")
+    refused(TypeError, "mutates is a tuple of parameters' names, not 3", fast_args, total.py_func, mutates=3)
+
+
+@fast_args(out="x[n, d], w[d], k -> y[n, d], z[k]: float64, s[]")
+def several(x, w, k, y, z, s):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = x[i, j] * w[j]
+    for i in range(k):
+        z[i] += k  # what a given output holds counts
+    s[()] = 7
+
+
+@pytest.mark.parametrize(("backend", "is_dynamic"), [("eager", True), ("aot_eager", None)])
+def test_some_of_the_outputs_are_given_in_a_graph(backend, is_dynamic):
+    def call(x, w, z):
+        y, same, s = several(x, w, 4, z=z)
+        return y + s, same
+
+    x, w, z = torch.ones(2, 3), torch.arange(3.0), torch.ones(4, dtype=torch.float64)
+    compiled = compiled_whole(call, backend=backend, dynamic=is_dynamic)
+    wanted = call(x, w, z.clone())
+    for made in (compiled(x, w, z)[0], torch.vmap(call)(x[None], w[None], torch.zeros(1, 4))[0][0]):
+        assert torch.equal(made, wanted[0])
+    assert z.tolist() == wanted[1].tolist() == [5] * 4
+    with pytest.raises(Exception, match=r"several\(\).* shape"):
+        compiled(x, w, torch.zeros(3, dtype=torch.float64))
 
 
 def test_recompilations():
     """A compiled function is compiled again for other dtypes and ranks, once more for other sizes, and never for other values."""
-    graphs = []
+    graphs, op = [], axpy_op()
 
     def backend(graph, inputs):
         graphs.append(graph)
         return graph
-
-    op = axpy_op()
 
     @compiled_whole(backend=backend)
     def run(x, y, a: float):
@@ -178,46 +397,28 @@ def test_recompilations():
         op(2.0, x.view(-1), y.view(-1))
         return y * a
 
-    def compiled(*args) -> int:
-        before = len(graphs)
-        wanted = (args[0] * args[1][0] + args[1] + 2.0 * args[0]) * args[2]
-        torch.testing.assert_close(run(*args), wanted)
+    def compiled(*shape, a=2.0, dtype=torch.float32) -> int:
+        before, x, y = len(graphs), torch.rand(shape, dtype=dtype), torch.rand(shape, dtype=dtype)
+        torch.testing.assert_close(run(x, y, a), (x * y[0] + y + 2.0 * x) * a)
         return len(graphs) - before
 
-    def pair(*shape, dtype=torch.float32):
-        return torch.rand(shape, dtype=dtype), torch.rand(shape, dtype=dtype)
-
-    assert [compiled(*pair(3, 4), 2.0) for _ in range(3)] == [1, 0, 0]
-    assert [compiled(*pair(5 + i, 4), 2.0) for i in range(3)] == [1, 0, 0]  # the size is a symbol from then on
-    assert [compiled(*pair(6, 4, dtype=torch.float64), 2.0) for _ in range(2)] == [1, 0]
-    eager = torch.compile(lambda x: scale(x, x[0]), backend=backend, dynamic=True)
+    assert [compiled(3, 4) for _ in range(3)] == [1, 0, 0]
+    assert [compiled(5 + i, 4) for i in range(3)] == [1, 0, 0]  # the size is a symbol from then on
+    assert [compiled(6, 4, dtype=torch.float64) for _ in range(2)] == [1, 0]
+    dynamic = torch.compile(lambda x: scale(x, x[0]), backend=backend, dynamic=True)
     graphs.clear()
     for n in (3, 4, 7, 9):
         x = torch.rand(n, n + 2)
-        assert torch.equal(eager(x), x * x[0])
+        assert torch.equal(dynamic(x), x * x[0])
     assert len(graphs) == 1
 
 
 def test_kernels_that_replace_others_in_compiled_functions():
     """A graph is of one kernel: the function is compiled again when its variable has another, also one of the same types."""
-
-    @fast_args(out="x[n] -> y[n]")
-    def thrice(x, y):
-        for i in range(x.size):
-            y[i] = 3 * x[i]
-
+    halved = fast_args(lambda x, y: y.fill(x[0] / 2), out="x[n] -> y[n]")
     compiled = compiled_whole(lambda x, kernels: kernels[0](x), backend="eager")
-    for kernel, factor in ((doubled, 2), (thrice, 3), (doubled, 2)):
+    for kernel, factor in ((doubled, 2), (halved, 0.5), (doubled, 2)):
         assert compiled(torch.ones(3), [kernel]).tolist() == [factor] * 3
-
-
-def test_a_kernel_that_returns_something_breaks_the_graph():
-    x, _ = tensors()
-    assert torch.compile(lambda x: total(x) + 1, backend="eager")(x) == total(x) + 1
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        compiled_whole(lambda x: total(x) + 1, backend="eager")(x)
-    for _ in range(3):
-        assert torch.compile(lambda x: (scale(x, x[0]), total(x)), backend="eager")(x)[1] == total(x)
 
 
 def _of_dimensions(x):
@@ -229,11 +430,62 @@ def _of_dimensions_of(x):
     return (lambda x: None) if x.ndim == 1 else (lambda x: x.sum())
 
 
-def test_a_kernel_that_returns_a_value_for_some_types():
-    """What it returns for others is no answer: a value would be lost."""
+def test_a_kernel_that_returns_something_breaks_the_graph():
+    """Also one that returns a value for some types: what it returns for others is no answer."""
+    x, _ = tensors()
+    assert torch.compile(lambda x: total(x) + 1, backend="eager")(x) == total(x) + 1
+    for _ in range(3):
+        assert torch.compile(lambda x: (scale(x, x[0]), total(x)), backend="eager")(x)[1] == total(x)
     sometimes = fast_args(lambda x: _of_dimensions(x))
     assert sometimes(torch.ones(3)) is None
     assert torch.compile(lambda x: (sometimes(x), x + 1), backend="eager")(torch.ones(2, 3))[0] == 6
+
+
+@fast_args(grad="allow")
+def step(parameters, gradients, rate):
+    for i in range(len(parameters)):
+        for j in range(parameters[i].shape[0]):
+            parameters[i][j] -= rate * gradients[i][j]
+
+
+@fast_args(out="x[n] -> y[n]")
+def scaled(x, factor, y):
+    for i in range(x.size):
+        y[i] = x[i] * factor
+
+
+@fast_args(mutates="x")
+def with_default(x, words="abc"):
+    x[0] = len(words)
+
+
+UNTRACED = {
+    "a value": (lambda x: total(x), r"declare what it returns as outputs, fast_args\(out=\.\.\.\), or .* fast_args\(mutates="),
+    "lists": (lambda x: step([x], [x], 0.1), r"declare .* the arguments that it writes to, fast_args\(mutates="),
+    "NumPy's": (lambda x: scaled(x, np.int64(3)), r"make NumPy's numbers int\(\) or float\(\) outside"),
+    "no schema": (lambda x: with_default(x), r"default has no place in an operator's schema"),
+}
+
+
+@pytest.mark.parametrize("name", UNTRACED)
+def test_a_call_that_no_operator_makes_is_said_to_be_one(name):
+    call, said = UNTRACED[name]
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=said):
+        compiled_whole(call, backend="eager")(torch.ones(3))
+    torch.compiler.reset()
+    torch.compile(call, backend="eager")(torch.ones(3))  # Python makes the call
+
+
+def test_nested_tensors_and_proxies_of_fx_are_said_to_be_such():
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=layout)
+        for _ in range(3):
+            with pytest.raises(BufferError, match=r"scaled\(\): argument 'x' \(position 0\).* it is a nested tensor"):
+                scaled(nested, 2)
+            assert scaled(torch.ones(1), 2).tolist() == [2]
+    for call in (lambda x: total(x), lambda x: scaled(x, 2)):
+        with pytest.raises(TypeError, match=r"it is a Proxy, by which torch\.fx\.symbolic_trace records operators"):
+            torch.fx.symbolic_trace(call)
 
 
 def test_calls_outside_of_the_compiler_stay_native():
@@ -263,24 +515,13 @@ def test_dynamo_compiles_nothing_of_a_call_that_breaks_its_graph():
     assert set(own) <= {"__call__", "call_traced"}
 
 
-def test_the_option_mutates():
-    refused(ValueError, r"mutates=\('z',\) names 'z', no parameter of total\(x\)", fast_args, total.py_func, mutates="z")
-    refused(TypeError, "mutates is a tuple of parameters' names, not 3", fast_args, total.py_func, mutates=3)
-    kernel = fast_args(axpy.py_func, mutates=["y"])
-    assert kernel.mutates == ("y",)
-    x, y = torch.ones(3), torch.zeros(3)
-    compiled_whole(lambda x, y: kernel(2.0, x, y), backend="aot_eager")(x, y)
-    assert y.tolist() == [2, 2, 2]
-    (name,) = kernel._operators.values()
-    arguments = getattr(torch.ops.fastexchange, name).default._schema.arguments
-    assert [each.name for each in arguments if each.alias_info] == ["y"]
-
-
 def test_pytorch_without_operators(monkeypatch):
     """A PyTorch that is too old: kernels are no operators, and their calls break a graph, as any call of Python code does."""
     kernel = fast_args(out="x[n] -> y[n]")(doubled.py_func)
     monkeypatch.delattr(torch.library, "register_vmap")
-    refused(ImportError, r"doubled.as_torch_op\(\) needs a PyTorch with torch.library.register_vmap", kernel.as_torch_op, "a::b")
+    refused(
+        ImportError, r"doubled.as_torch_op\(\) needs a PyTorch with torch.library.register_vmap", kernel.as_torch_op, "a::b"
+    )
     for _ in range(3):
         assert torch.compile(lambda x: kernel(x) + 1, backend="eager")(torch.ones(3)).tolist() == [3] * 3
     assert not hasattr(torch.ops.fastexchange, name_of(kernel))
@@ -294,17 +535,13 @@ class Scaling(torch.nn.Module):
         return scale(x, w) + 1
 
 
-def test_export():
-    x, w = tensors()
-    rows = torch.export.Dim("rows")
-    program = torch.export.export(Scaling(), (x, w), dynamic_shapes={"x": {0: rows}, "w": {}})
+def test_an_exported_program_is_loaded_where_the_kernel_is_imported(tmp_path):
+    path, w = str(tmp_path / "program.pt2"), torch.randn(4)
+    rows = {"x": {0: torch.export.Dim("rows")}, "w": {}}
+    program = torch.export.export(Scaling(), (torch.ones(3, 4), w), dynamic_shapes=rows)
     assert "fastexchange." in program.graph_module.code
     torch.testing.assert_close(program.module()(torch.ones(5, 4), w), torch.ones(5, 4) * w + 1)
-
-
-def test_an_exported_program_is_loaded_where_the_kernel_is_imported(tmp_path):
-    path = str(tmp_path / "program.pt2")
-    torch.export.save(torch.export.export(Scaling(), (torch.ones(3, 4), torch.ones(4))), path)
+    torch.export.save(program, path)
     load = """
         import sys, warnings, torch, torch_operators
         warnings.simplefilter("ignore")

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import itertools
 import random
 import re
 
@@ -43,17 +42,6 @@ def cached(kernel, *arguments) -> None:
         kernel(*arguments)
 
 
-def without_its_table(kernel) -> int:
-    """Let cached calls that ask an exchange table fail there. Returns how many records of arguments there are."""
-    count = 0
-    for filed in kernel._native._overloads.values():
-        for entry in filed.cached:
-            for record in entry.expected:
-                record.borrow = 8  # a call of it ends the process
-                count += 1
-    return count
-
-
 def tensors():
     base = torch.arange(120.0)
     yield from (base[:0], base[:1], base[7:], base[::3], base[5], base.view(10, 12).t(), base.view(2, 3, 4, 5)[1:, :, 1::2])
@@ -61,6 +49,7 @@ def tensors():
     yield from (base[:3].expand(4, 3), torch.ones(0, 3), torch.ones(3, 0)[1:], torch.nn.Parameter(torch.ones(3), False))
     yield from (torch.from_numpy(np.arange(5.0)), base.clone().share_memory_()[3:])
     yield torch.frombuffer(bytearray(16), dtype=torch.int16)
+    yield base.as_subclass(type("Sub", (torch.Tensor,), {}))
     yield from (torch.ones(3, dtype=each) for each in (torch.int64, torch.bool, torch.int8, torch.complex64, torch.float64))
     with torch.inference_mode():
         yield torch.ones(4)[1:]
@@ -71,7 +60,8 @@ def test_cached_calls_read_memory():
     for tensor in tensors():
         kernel = new_kernel(described_njit)
         cached(kernel, tensor)
-        assert without_its_table(kernel) == 1, tensor.shape
+        (record,) = (each for filed in kernel._native._overloads.values() for entry in filed.cached for each in entry.expected)
+        record.borrow = 8  # the exchange table's function: a call of it ends the process
         before = kernel.counts()
         shape, strides, s = kernel(tensor)
         assert kernel.counts()[:2] == (before.fast + 1, before.slow)
@@ -170,7 +160,7 @@ def test_ten_million_calls_with_tensors_that_change():
         check_calls_with_a_tensor_that_changes(seed, 100_000)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(30))
 def test_memory_that_looks_otherwise(seed, monkeypatch):
     """Some words of each tensor and storage are not what they are, as in a PyTorch with another layout: no wrong view."""
     rng = random.Random(seed)
@@ -255,12 +245,12 @@ def test_the_c_abi_copies_a_copy_on_write_tensor():
 
 
 @needs_abi
-@pytest.mark.parametrize("other", ["None", "dim", "strides"])
-@pytest.mark.parametrize("name", ["data_ptr", "dim", "sizes", "strides", "dtype", "device_type"])
+@pytest.mark.parametrize(("name", "other"), [
+    ("dtype", "None"), ("data_ptr", "dim"), ("dim", "strides"), ("sizes", "strides"), ("strides", "sizes"), ("dtype", "dim"),
+    ("device_type", "dim"),
+])  # fmt: skip
 def test_a_c_abi_that_is_not_as_expected_is_not_used(name, other):
     """A function is missing, or is another one."""
-    if other == name:
-        other = "data_ptr"
     code = f"""
     from fastexchange.producers import torch_abi
     own = torch_abi.c_function
@@ -284,11 +274,10 @@ def test_a_c_abi_that_is_not_as_expected_is_not_used(name, other):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_memory_that_must_not_be_read(forbid):
     """PyTorch makes the storages of functional tensors so. The error is PyTorch's own, as of the exchange table."""
-    calls = {
-        "call": fast_args(lambda x: x.sum()), "list": fast_args(lambda x: x[0].sum()), "tuple": fast_args(lambda x: x[0].sum()),
-    }  # fmt: skip
-    for how, kernel in calls.items():
-        wrapped = {"call": lambda x: x, "list": lambda x: [x], "tuple": lambda x: (x, 1)}[how]
+    of_first = fast_args(lambda x: x[0].sum())
+    for kernel, wrapped in (
+        (fast_args(lambda x: x.sum()), lambda x: x), (of_first, lambda x: [x]), (of_first, lambda x: (x, 1)),
+    ):  # fmt: skip
         cached(kernel, wrapped(torch.arange(3.0)))
         tensor = torch.arange(3.0)
         getattr(torch._C, forbid)(tensor)
@@ -339,21 +328,21 @@ def test_the_source_can_be_chosen_and_is_named(source):
 
 
 def test_a_misspelled_source_is_the_exchange_table_and_doctor_says_so(monkeypatch):
-    monkeypatch.setenv("FASTEXCHANGE_TORCH", "memmory")
-    assert producer.source() == "table"
-    said = "\n".join(map(str, doctor._environment()))
-    assert "'memmory' is unknown" in said and "memory, abi, table" in said
-    monkeypatch.setenv("FASTEXCHANGE_TORCH", "ABI")
-    assert "is unknown" not in "\n".join(map(str, doctor._environment()))
+    for named, is_known in (("memmory", False), ("ABI", True)):
+        monkeypatch.setenv("FASTEXCHANGE_TORCH", named)
+        assert is_known or producer.source() == "table"
+        said = "\n".join(map(str, doctor._environment()))
+        assert is_known == ("is unknown" not in said) and (
+            is_known or ("'memmory' is unknown" in said and "memory, abi" in said)
+        )
 
 
 @needs_abi
 def test_the_abi_needs_no_table():
     code = """
         import torch, fastexchange
-        for name in ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"):
-            if name in vars(torch.Tensor):
-                delattr(torch.Tensor, name)
+        for name in {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"} & {*vars(torch.Tensor)}:
+            delattr(torch.Tensor, name)
         kernel = fastexchange.fast_args(lambda x: x.sum())
         for _ in range(40):
             assert kernel(torch.ones(3)) == 3
@@ -385,7 +374,7 @@ def said_to_be_on(tensor, index: int):
 
 
 @needs_views
-@pytest.mark.parametrize("index", [0, 1, 7])
+@pytest.mark.parametrize("index", [0, 7])
 def test_a_tensor_on_a_gpu(index):
     """It is read as PyTorch's own functions tell, and only after one such tensor has been compared with what they tell."""
     guard = producer.Guard()
@@ -419,63 +408,69 @@ def all_of(a, b, c, d, e, f):
     return a.size + a.sum(), b.size + b.sum(), c.size + c.sum(), d.size + d.sum(), e.size + e.sum(), f.size + f.sum()
 
 
-def between(one):
+corners = fast_args(lambda tensors: [(t.size, t[-1, 1] if t.size else 0.0) for t in tensors])
+sizes = fast_args(lambda tensors: [t.size for t in tensors])
+
+
+def between(one, like=lambda i: torch.arange(4.0) + i):
     """Lists of tensors of the same kind with `one` among them: at each place, and twice."""
-    like = [torch.arange(4.0) + i for i in range(5)]
+    others = [like(i) for i in range(5)]
     for place in range(6):
-        yield [*like[:place], one, *like[place:]]
-    yield [*like[:2], one, one, *like[2:4]]
+        yield [*others[:place], one, *others[place:]]
+    yield [*others[:2], one, one, *others[2:4]]
 
 
 def told(t) -> tuple:
     return t.numel(), t.stride()[0] * t.element_size(), t.data_ptr(), t.sum().item()
 
 
+def resized(size: int, start: int = 0):
+    tensor = torch.arange(8.0)[start:]
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+
 ALIKE = {
     "a view": lambda: torch.arange(9.0)[3:], "strided": lambda: torch.arange(9.0)[::2], "empty": lambda: torch.empty(0),
-    "an empty view": lambda: torch.arange(4.0)[2:2],
-    "one element": lambda: torch.ones(1), "expanded": lambda: torch.ones(1).expand(3), "a parameter": lambda: torch.nn.Parameter(
-    torch.ones(3), False), "copy-on-write": lambda: torch._lazy_clone(torch.arange(3.0)),
-    "shared": lambda: torch.arange(3.0).share_memory_(), "NumPy's": lambda: torch.from_numpy(np.arange(3, dtype=np.float32)),
-    "an array": lambda: np.arange(3, dtype=np.float32), "unaligned": lambda: torch.from_numpy(
-    np.frombuffer(bytearray(13), np.uint8)[1:].view(np.float32)),
+    "an empty view": lambda: torch.arange(4.0)[2:2], "one element": lambda: torch.ones(1),
+    "expanded": lambda: torch.ones(1).expand(3), "a parameter": lambda: torch.nn.Parameter(torch.ones(3), False),
+    "copy-on-write": lambda: torch._lazy_clone(torch.arange(3.0)), "shared": lambda: torch.arange(3.0).share_memory_(),
+    "NumPy's": lambda: torch.from_numpy(np.arange(3, dtype=np.float32)), "an array": lambda: np.arange(3, dtype=np.float32),
+    "unaligned": lambda: torch.from_numpy(np.frombuffer(bytearray(13), np.uint8)[1:].view(np.float32)),
     "to the end of its storage": lambda: torch.arange(8.0)[5:8],
+}  # fmt: skip
+OF_ANOTHER_KIND = {
+    "of integers": lambda: torch.arange(3), "of float64": lambda: torch.ones(3, dtype=torch.float64),
+    "of two dimensions": lambda: torch.ones(2, 3), "of none": lambda: torch.tensor(2.0),
+}  # fmt: skip
+REFUSED = {
+    "requires grad": lambda: torch.ones(3, requires_grad=True), "negated": lambda: torch._neg_view(torch.ones(3)),
+    "on no device": lambda: torch.ones(3, device="meta"), "of a storage that is freed": lambda: resized(0),
+    "of a storage that is freed, with an offset": lambda: resized(0, 2), "of a storage that is short": lambda: resized(28),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_a_tensor_between_others_of_its_kind(name):
     one = ALIKE[name]()
-    as_tensor = torch.as_tensor(one)
     for tensors in between(one):
-        expected = [told(as_tensor if tensor is one else tensor) for tensor in tensors]
+        expected = [told(torch.as_tensor(tensor)) for tensor in tensors]
         for _ in range(2):
             assert each_of(tensors) == expected
             assert all_of(*tensors) == tuple(size + s for size, _, _, s in expected)
 
 
-def _resized(size: int, start: int = 0):
-    tensor = torch.arange(8.0)[start:]
-    tensor.untyped_storage().resize_(size)
-    return tensor
-
-
-REFUSED = {
-    "requires grad": lambda: torch.ones(3, requires_grad=True), "negated": lambda: torch._neg_view(torch.ones(3)),
-    "on no device": lambda: torch.ones(3, device="meta"), "of a storage that is freed": lambda: _resized(0),
-    "of a storage that is freed, with an offset": lambda: _resized(0, 2), "of a storage that is short": lambda: _resized(28),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_tensor_between_others_is_refused(name):
-    one = REFUSED[name]()
-    with pytest.raises(BufferError) as alone:
-        each_of([one])
-    for tensors in between(one):
-        for call in (lambda tensors=tensors: each_of(tensors), lambda tensors=tensors: all_of(*tensors)):
-            with pytest.raises(type(alone.value)):
-                call()
+@pytest.mark.parametrize("name", [*OF_ANOTHER_KIND, *REFUSED])
+def test_a_tensor_between_others_that_are_not_alike(name):
+    one = (OF_ANOTHER_KIND | REFUSED)[name]()
+    for tensors in list(between(one))[:: 3 if name in OF_ANOTHER_KIND else 1]:
+        with pytest.raises(BufferError if name in REFUSED else TypeError):
+            each_of(tensors)
+        if name in REFUSED:
+            with pytest.raises(BufferError):
+                all_of(*tensors)
+        else:
+            assert all_of(*tensors) == tuple(tensor.numel() + tensor.sum().item() for tensor in tensors)
 
 
 def test_an_unaligned_tensor_between_others_makes_an_unaligned_list():
@@ -486,9 +481,7 @@ def test_an_unaligned_tensor_between_others_makes_an_unaligned_list():
 
 @pytest.mark.parametrize("one", [torch.arange(6.0).view(3, 2).t(), torch.ones(0, 3)], ids=["transposed", "empty"])
 def test_a_tensor_in_another_order_between_others(one):
-    corners = fast_args(lambda tensors: [(t.size, t[-1, 1] if t.size else 0.0) for t in tensors])
-    for tensors in between(one):
-        tensors = [tensor if tensor is one else torch.arange(6.0).view(2, 3) + tensor[0] for tensor in tensors]
+    for tensors in between(one, lambda i: torch.arange(6.0).view(2, 3) + i):
         assert corners(tensors) == [(t.numel(), t[-1, 1].item() if t.numel() else 0.0) for t in tensors]
 
 
@@ -504,7 +497,6 @@ def test_a_tensor_on_a_gpu_between_others():
 def test_an_array_between_tensors_whose_memory_looks_like_a_tensor():
     tensor = torch.arange(4.0)
     array = np.frombuffer(ctypes.string_at(tensor._cdata, 256), np.float32).copy()
-    sizes = fast_args(lambda tensors: [t.size for t in tensors])
     for tensors in between(array):
         assert sizes(tensors) == [64 if each is array else 4 for each in tensors]
 
@@ -517,29 +509,20 @@ def test_a_lazy_clone_between_others_is_written_to():
 
     for place in range(6):
         original = torch.arange(4.0)
-        tensors = next(itertools.islice(between(torch._lazy_clone(original)), place, None))
+        tensors = [*between(torch._lazy_clone(original))][place]
         expected = [(-tensor).tolist() for tensor in tensors]
         negate(tensors)
         assert [tensor.tolist() for tensor in tensors] == expected and original.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("other", [torch.arange(3), torch.ones(3, dtype=torch.float64), torch.ones(2, 3), torch.tensor(2.0)])
-def test_a_tensor_of_another_kind_between_others(other):
-    for tensors in list(between(other))[1:4]:
-        assert all_of(*tensors) == tuple(tensor.numel() + tensor.sum().item() for tensor in tensors)
-        with pytest.raises(TypeError):
-            each_of(tensors)
-
-
-@pytest.mark.parametrize("ndim", [1, 3, 5, 8])
+@pytest.mark.parametrize("ndim", [1, 5, 8])
 def test_many_tensors_of_one_kind(ndim):
     """More than a frame has room for: of keys, and of words, which depend on the rank."""
     for count in (1, 63, 64, 65, 1500):
         tensors = [torch.full((1,) * (ndim - 1) + (i % 5 + 1,), i + 0.5) for i in range(count)]
         for given in (tensors, tensors[::-1]):
-            expected = [told(tensor) for tensor in given]
             with references_kept(*given):
-                assert each_of(given) == expected
+                assert each_of(given) == [told(tensor) for tensor in given]
 
 
 # ---- all of PyTorch's tests, by each source ------------------------------------------------------------------------
@@ -557,4 +540,4 @@ def test_pytorchs_tests_by_the_other_sources(source):
     files = [str(HERE / f"{name}.py") for name in FILES]
     options = ["-q", "-p", "no:cacheprovider", "-m", "not nightly", *files]
     done = run_python(f"import pytest; raise SystemExit(pytest.main({options!r}))", FASTEXCHANGE_TORCH=source)
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 500, done.stdout
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 300, done.stdout

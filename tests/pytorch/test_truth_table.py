@@ -41,9 +41,7 @@ def test_what_dlpack_refuses_is_refused_with_the_same_exception(found, row):
 
 def test_the_committed_table_is_the_one_that_is_made(found):
     said = table.committed()
-    in_both = [
-        column.title for column in COLUMNS if column.why_not is None and column.title in next(iter(said.values()))
-    ]
+    in_both = [column.title for column in COLUMNS if column.why_not is None and column.title in next(iter(said.values()))]
     if TABLE not in in_both:
         pytest.skip("the table is of another version of PyTorch")
     rows = [title for title in TITLES if title in said]
