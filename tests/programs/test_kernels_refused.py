@@ -268,7 +268,7 @@ def test_refused(row):
             numbas(kernel)(*args)
 
 
-@pytest.mark.parametrize("row", each_refused(OF_TYPES), ids=as_sentence)
+@pytest.mark.parametrize("row", [*each_refused(OF_TYPES)], ids=as_sentence)
 def test_refused_before_anything_is_written(row):
     kernel, args, message = row
     with refused(args, message):
