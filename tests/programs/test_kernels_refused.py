@@ -32,16 +32,11 @@ from kernels.softmax import softmax
 INF, NAN = math.inf, math.nan
 
 
-def floats(*shape):
-    return np.zeros(shape, np.float32)
+def zeros(dtype):
+    return lambda *shape: np.zeros(shape, dtype)
 
 
-def doubles(*shape):
-    return np.zeros(shape)
-
-
-def longs(*shape):
-    return np.zeros(shape, np.int64)
+floats, doubles, longs = map(zeros, (np.float32, np.float64, np.int64))
 
 
 def ints(*values):
@@ -241,10 +236,6 @@ OVERLAPPING = [
 ]  # fmt: skip
 
 
-def as_sentence(row):
-    return f"{row[0].__name__}: {row[2]}"
-
-
 @contextlib.contextmanager
 def refused(args, message):
     """What is called raises a ValueError that begins with `message`, and has written nothing."""
@@ -255,7 +246,7 @@ def refused(args, message):
         np.testing.assert_array_equal(array, values)
 
 
-@pytest.mark.parametrize("row", [*each_refused(REFUSED), *OVERLAPPING], ids=as_sentence)
+@pytest.mark.parametrize("row", [*each_refused(REFUSED), *OVERLAPPING], ids=lambda row: f"{row[0].__name__}: {row[2]}")
 def test_refused(row):
     """By compiled code; or before, because its output's notation does not fit, in which case compiled code would, too."""
     kernel, args, message = row
@@ -268,7 +259,7 @@ def test_refused(row):
             numbas(kernel)(*args)
 
 
-@pytest.mark.parametrize("row", [*each_refused(OF_TYPES)], ids=as_sentence)
+@pytest.mark.parametrize("row", [*each_refused(OF_TYPES)], ids=lambda row: f"{row[0].__name__}: {row[2]}")
 def test_refused_before_anything_is_written(row):
     kernel, args, message = row
     with refused(args, message):
@@ -314,7 +305,7 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize("row", UNFIT, ids=as_sentence)
+@pytest.mark.parametrize("row", UNFIT, ids=lambda row: f"{row[0].__name__}: {row[2]}")
 def test_no_output_follows(row):
     kernel, args, message = row
     for framework in FRAMEWORKS:
