@@ -22,6 +22,7 @@ def decode(perf):
     numba.set_num_threads(threads[1])
 
 
+@pytest.mark.nightly
 def test_all_variants_agree(decode, tmp_path, capsys):
     file = tmp_path / "figures.json"
     code, printed = decode.main([*TINY, "--json", str(file)]), capsys.readouterr().out
