@@ -7,8 +7,7 @@ With ``log_p`` the logarithm of the row's softmax and ``n`` classes the loss is
 Source: C. Szegedy et al., "Rethinking the Inception Architecture for Computer Vision" (arXiv:1512.00567), section 7, with
 equal weight for each class; the stable form of ``log_p`` is that of ``log_softmax``.
 
-Tested in ``tests/programs/test_kernels_nn.py`` against ``torch.nn.functional.cross_entropy(reduction="none")`` and the same
-formula in NumPy.
+Tested in ``tests/programs/test_kernels_nn.py`` against the formula in NumPy, and in ``test_kernels.py`` against PyTorch.
 """
 
 import math

@@ -3,7 +3,7 @@
 Source: Y. Saad, "Iterative Methods for Sparse Linear Systems" (2nd ed., 2003), section 3.4: the compressed sparse row
 format and its product with a vector (section 3.5).
 
-Tested in ``tests/programs/test_kernels_sums.py`` against ``scipy.sparse.csr_matrix @ x`` and ``torch.sparse_csr_tensor @ x``.
+Tested in ``tests/programs/test_kernels_sums.py`` against NumPy and ``scipy.sparse.csr_matrix @ x``.
 """
 
 import numpy as np

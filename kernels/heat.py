@@ -6,8 +6,8 @@ outermost rows and columns are copied (fixed boundary values, Dirichlet).
 Source: K. W. Morton and D. F. Mayers, "Numerical Solution of Partial Differential Equations" (2nd ed., 2005), section
 3.1: the explicit scheme in two dimensions with equal spacings. It is stable for ``r <= 1/4``.
 
-Tested in ``tests/programs/test_kernels.py`` against ``torch.nn.functional.conv2d`` and the same formula with NumPy slices, and
-against the exact decay of a discrete sine wave.
+Tested in ``tests/programs/test_kernels.py`` against ``torch.nn.functional.conv2d`` and the same formula with NumPy
+slices.
 """
 
 import numpy as np

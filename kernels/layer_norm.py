@@ -7,7 +7,7 @@ of features.
 The mean and the variance are computed in two passes: the one-pass formula "mean of squares minus square of
 the mean" cancels when the mean is large against the deviation.
 
-Tested in ``tests/programs/test_kernels.py`` against ``torch.nn.functional.layer_norm`` and the same formula in NumPy.
+Tested in ``tests/programs/test_kernels_nn.py`` against the formula in NumPy, and in ``test_kernels.py`` against PyTorch.
 """
 
 import math

@@ -3,7 +3,7 @@
 Source: I. Goodfellow, Y. Bengio and A. Courville, "Deep Learning" (2016), section 6.2.2.3, equation 6.30. As in section
 4.1 the row's maximum is subtracted first, so that no exponential overflows and the sum is at least 1.
 
-Tested in ``tests/programs/test_kernels_nn.py`` against ``torch.log_softmax(x, dim=1)`` and ``scipy.special.log_softmax``.
+Tested in ``tests/programs/test_kernels_nn.py`` against the formula in NumPy, and in ``test_kernels.py`` against PyTorch.
 """
 
 import math

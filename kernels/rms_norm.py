@@ -3,7 +3,7 @@
 Source: B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467), equation 4, with ``eps``
 added to the mean square as in ``torch.nn.functional.rms_norm``.
 
-Tested in ``tests/programs/test_kernels_nn.py`` against ``torch.nn.functional.rms_norm`` and the same formula in NumPy.
+Tested in ``tests/programs/test_kernels_nn.py`` against the formula in NumPy, and in ``test_kernels.py`` against PyTorch.
 """
 
 import math

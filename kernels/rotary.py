@@ -7,8 +7,7 @@ Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embed
 equation 15, and equation 34 for the form that is computed. There the pairs are neighbours, ``(x[2 * j], x[2 * j + 1])``;
 many models pair the halves of a head instead, ``(x[j], x[j + head_dim / 2])``.
 
-Tested in ``tests/programs/test_kernels_nn.py`` against the formula in PyTorch or NumPy, and against the property that the scalar
-product of two turned vectors depends on the difference of their positions only.
+Tested in ``tests/programs/test_kernels_nn.py`` against a product of complex numbers in NumPy.
 """
 
 import numpy as np

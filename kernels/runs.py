@@ -3,7 +3,7 @@
 Source: S. W. Golomb, "Run-Length Encodings", IEEE Transactions on Information Theory 12 (1966); here as pairs of a
 value and its count, as ``torch.unique_consecutive`` with ``return_counts=True`` and ``np.repeat`` have them.
 
-Tested in ``tests/programs/test_kernels_runs.py`` against ``torch.unique_consecutive``, ``torch.repeat_interleave`` and NumPy.
+Tested in ``tests/programs/test_kernels_sums.py`` against NumPy.
 """
 
 import numpy as np

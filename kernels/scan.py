@@ -6,7 +6,7 @@ Source: G. E. Blelloch, "Prefix Sums and Their Applications" (CMU-CS-90-190, 199
 vector cut into pieces is the scan of each piece, begun with the scan of the pieces' sums. Here that serves twice: a
 thread scans four pieces at a time, whose additions need not wait for each other, and there are several threads.
 
-Tested in ``tests/programs/test_kernels_sums.py`` against ``torch.cumsum`` and ``np.cumsum``, shifted by one.
+Tested in ``tests/programs/test_kernels_sums.py`` against ``np.cumsum``, shifted by one.
 """
 
 import numpy as np

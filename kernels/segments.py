@@ -6,7 +6,7 @@ rows, which become one row, column by column.
 Source: the definition in the reference of ``torch.segment_reduce`` with ``offsets`` and ``axis=0``, and in that of
 ``np.add.reduceat``; unlike the latter, a segment without elements has the value of a reduction without elements.
 
-Tested in ``tests/programs/test_kernels_sums.py`` against both.
+Tested in ``tests/programs/test_kernels_sums.py``, segment by segment, against NumPy.
 """
 
 import numpy as np

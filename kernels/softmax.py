@@ -4,8 +4,8 @@ Source: I. Goodfellow, Y. Bengio and A. Courville, "Deep Learning" (2016), secti
 the stable form used here: the row's maximum is subtracted first, so that no exponential overflows and the sum is at
 least 1.
 
-Tested in ``tests/programs/test_kernels.py`` and, for 16 bits, ``test_kernels_half.py`` against
-``torch.softmax(x, dim=1)`` and the same formula in NumPy.
+Tested in ``tests/programs/test_kernels_nn.py`` against the formula in NumPy, in ``test_kernels.py`` and, for 16 bits, in
+``test_kernels_half.py`` against PyTorch.
 """
 
 from numba import njit, prange

@@ -87,4 +87,5 @@ def test_histogram(number):
 
 if __name__ == "__main__":
     for each in (np.float32, np.float64):
-        globals()[sys.argv[1]](each)
+        for name in sys.argv[1:]:
+            globals()[name](each)

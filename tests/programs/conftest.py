@@ -1,10 +1,12 @@
-"""What tests of ``perf/`` share."""
+"""Where the programs of ``perf/`` are, and how a test imports one."""
 
 import importlib
 import sys
+from pathlib import Path
 
 import pytest
-from perf_programs import PERF
+
+PERF = Path(__file__).resolve().parents[2] / "perf"
 
 
 @pytest.fixture
