@@ -131,6 +131,7 @@ def test_rows_in_bytes_have_no_drift(written, after, direction, capsys):
 
 
 def test_prints_rows_and_summary(written):
+    """And a warning of another machine."""
     done = run_here("compare", *written(document(fast=20, gone=3), document(fast=30, made=4)))
     assert (done.returncode, done.stderr) == (0, "")
     row = next(line for line in done.stdout.splitlines() if line.startswith("  bench/fast "))
@@ -139,27 +140,9 @@ def test_prints_rows_and_summary(written):
     assert "only in OLD: bench/gone\nonly in NEW: bench/made\n" in done.stdout
     assert done.stdout.endswith("8 rows: 1 slower, 0 faster, 7 within noise.\n")
     assert "warning" not in done.stdout
-
-
-def test_strict(written):
-    old, new = written(document(fast=20), document(fast=30))
-    assert run("compare", "--strict", old, new).returncode == 1
-    assert run_here("compare", "--strict", new, old).returncode == 0
-    assert run_here("compare", "--strict", "--threshold", "60", old, new).returncode == 0
-
-
-def test_strict_is_about_our_own_rows(written):
-    slower = document(fast=20, changes={"njit": {"median_ns": 200.0}})
-    done = run("compare", "--strict", *written(document(fast=20), slower))
-    assert done.returncode == 0
-    assert "1 slower (1 of them yardsticks or controls)" in done.stdout
-
-
-def test_warns_of_another_machine(written):
     other = {**MACHINE, "cpu": "another", "python": "3.12.1", "packages": {"numba": "0.69", "numpy": "2.4"}}
     done = run_here("compare", *written(document(), document(machine=other)))
-    warned = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
-    assert warned == [
+    assert [line for line in done.stdout.splitlines() if line.startswith("warning: ")] == [
         "warning: cpu differs: one, then another",
         "warning: python differs: 3.11.7, then 3.12.1",
         "warning: numba differs: 0.68.1, then 0.69",
@@ -167,33 +150,43 @@ def test_warns_of_another_machine(written):
     ]
 
 
+def test_strict_is_about_our_own_rows(written):
+    slower = document(fast=20, changes={"njit": {"median_ns": 200.0}})
+    old, new, yardstick = written(document(fast=20), document(fast=30), slower)
+    assert run("compare", "--strict", old, new).returncode == 1
+    assert run_here("compare", "--strict", new, old).returncode == 0
+    assert run_here("compare", "--strict", "--threshold", "60", old, new).returncode == 0
+    done = run_here("compare", "--strict", old, yardstick)
+    assert done.returncode == 0 and "1 slower (1 of them yardsticks or controls)" in done.stdout
+
+
 def changed(**changes) -> dict:
     """A document whose first row is changed."""
     return document(changes={"njit": changes})
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "is not JSON"),
-        ("{", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ("\udcff", "is not JSON"),
-        ("[]", "it holds a list, not an object"),
-        ("3", "it holds a number or a boolean"),
-        ({}, "its 'machine' is missing"),
-        ({"machine": {}, "results": {}}, "its 'results' is an object"),
-        ({"machine": {}, "results": [{}]}, "row 0 of its results has no 'key'"),
-        ({"machine": {}, "results": [3]}, "row 0 of its results has no 'key'"),
-        (changed(key="bench/numpy/tvm"), "two rows have the key 'bench/numpy/tvm'"),
-        (changed(median_ns="1"), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
-        (changed(median_ns=True), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
-        (changed(median_ns=10**400), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
-        (changed(iqr_ns=float("nan")), "the 'iqr_ns' of row 'bench/numpy/njit' is no number"),
-        (changed(reference="bench/numpy/tvm"), "has a 'reference', but not a 'ratio'"),
-        ({"machine": {}, "results": []}, "have no row in common"),
-    ],
-)
+NO_RESULTS = [
+    ("", "is not JSON"),
+    ("{", "is not JSON"),
+    ("[" * 100_000, "is not JSON"),
+    ("\udcff", "is not JSON"),
+    ("[]", "it holds a list, not an object"),
+    ("3", "it holds a number or a boolean"),
+    ({}, "its 'machine' is missing"),
+    ({"machine": {}, "results": {}}, "its 'results' is an object"),
+    ({"machine": {}, "results": [{}]}, "row 0 of its results has no 'key'"),
+    ({"machine": {}, "results": [3]}, "row 0 of its results has no 'key'"),
+    (changed(key="bench/numpy/tvm"), "two rows have the key 'bench/numpy/tvm'"),
+    (changed(median_ns="1"), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
+    (changed(median_ns=True), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
+    (changed(median_ns=10**400), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
+    (changed(iqr_ns=float("nan")), "the 'iqr_ns' of row 'bench/numpy/njit' is no number"),
+    (changed(reference="bench/numpy/tvm"), "has a 'reference', but not a 'ratio'"),
+    ({"machine": {}, "results": []}, "have no row in common"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), NO_RESULTS)
 def test_what_is_no_result_file(tmp_path, capsys, content, words):
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_text(json.dumps(document()))
@@ -206,16 +199,13 @@ def test_what_is_no_result_file(tmp_path, capsys, content, words):
         assert str(bad) in error and words in error
 
 
-def test_no_file(tmp_path):
+def test_no_file_and_no_threshold(tmp_path):
     done = run_here("compare", tmp_path / "none.json", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{tmp_path / 'none.json'} cannot be read: No such file" in done.stderr
     assert "Traceback" in run_here("compare", "--traceback", tmp_path / "none.json", tmp_path).stderr
-
-
-@pytest.mark.parametrize("percent", ["-1", "nan", "much"])
-def test_a_threshold_that_is_none(percent):
-    assert run_here("compare", "--threshold", percent, "a", "b").returncode == 2
+    for percent in ("-1", "nan", "much"):
+        assert run_here("compare", "--threshold", percent, "a", "b").returncode == 2
 
 
 def test_the_results_in_this_repository():
