@@ -147,7 +147,8 @@ def scaled(factor, decorate):
     return decorate(times)
 
 def scaled_at_length(factor, decorate):
-    return decorate(made(f"def times(x, y):\n{LONG}        y[i] += s + x[i] * {factor}\n"))
+    source = f"def times(factor):\n def times(x, y):\n{LONG}        y[i] += s + x[i] * factor\n return times\n"
+    return decorate(made(source)(factor))
 
 def by_text(text, **options):
     return fast_args(cache=True, **options)(made(f"def times(x, y):\n    y[0] = {text}"))
