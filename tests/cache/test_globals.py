@@ -47,11 +47,11 @@ RECEIVER = """
     """
 
 
-@pytest.mark.parametrize("own", ["", "SCALE, helper = 7.0, lambda value: -100.0"])
-def test_a_block_of_objmode_has_the_senders_globals(own, tmp_path):
-    """Whether its code is carried, or compiled by the receiver."""
+def test_a_block_of_objmode_has_the_senders_globals(tmp_path):
+    """Whether its code is carried, or compiled by the receiver, which may have others."""
     fork_python(SENDER, str(tmp_path / "pickled"))
-    assert fork_python(RECEIVER, str(tmp_path / "pickled"), own).stdout == "[3.0, 3.0] [0, 1]\n"
+    for own in ("", "SCALE, helper = 7.0, lambda value: -100.0"):
+        assert fork_python(RECEIVER, str(tmp_path / "pickled"), own).stdout == "[3.0, 3.0] [0, 1]\n"
 
 
 def made(name, source):
@@ -101,16 +101,11 @@ def test_what_has_no_module_works(name, tmp_path, monkeypatch):
 
 
 @nameless
-def test_objmode_without_a_module(name):
+def test_objmode_and_tracing_without_a_module(name):
     source = "def helper(v): return v + 1\ndef kernel(x):\n with numba.objmode(y='float64'):\n  y = helper(x)\n return y"
     assert fast_args(made(name, source)["kernel"])(1.0) == 2.0
-
-
-@nameless
-def test_traced_without_a_module(name):
     torch = pytest.importorskip("torch")
     from torch.fx.experimental.proxy_tensor import make_fx
 
     kernel = fast_args(out="x[n] -> y[n]")(made(name, SUM)["kernel"])
-    traced = make_fx(lambda x: kernel(x) + 1)(torch.ones(3))
-    assert traced(torch.ones(3)).tolist() == [3.0] * 3
+    assert make_fx(lambda x: kernel(x) + 1)(torch.ones(3))(torch.ones(3)).tolist() == [3.0] * 3

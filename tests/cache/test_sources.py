@@ -3,7 +3,6 @@
 import compileall
 import os
 import shutil
-import textwrap
 from pathlib import Path
 
 import numba
@@ -28,75 +27,54 @@ def digest(source: str, name: str = "file") -> str:
 ONE = "def f(x, y=1):\n    try:\n        return x in {'a', 'b', 'c'}\n    finally:\n        print(x + 0.0, (1, 2), f'{y}')\n"
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("x +", "x -"), ("0.0", "-0.0"), ("'c'", "'d'"), ("y=1", "y=True"), ("y=1", "y=2"), ("(1, 2)", "(2, 1)"),
-        ("def f", "def g"), ("x, y", "x, *, y"), ("finally", "except TypeError"), ("print", "repr"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("before", "after"), [
+    ("x +", "x -"), ("0.0", "-0.0"), ("'c'", "'d'"), ("y=1", "y=True"), ("y=1", "y=2"), ("(1, 2)", "(2, 1)"),
+    ("def f", "def g"), ("x, y", "x, *, y"), ("finally", "except TypeError"), ("print", "repr"),
+])  # fmt: skip
 def test_the_digest_of_code(before, after):
     assert digest(ONE.replace(before, after)) != digest(ONE) == digest("\n\n# elsewhere\n" + ONE, "another")
 
 
-def test_a_digest_is_the_same_in_every_process():
-    """Python's sets have another order in each."""
-    code = f"from fastexchange.ground.sources import code_digest; print(code_digest(compile({ONE!r}, 'x', 'exec')))"
-    assert {run_python(code, PYTHONHASHSEED=seed).stdout.strip() for seed in "12"} == {digest(ONE)}
-
-
-def as_files(root: Path, change: str) -> None:
+def install(kind: str, root: Path, change: str) -> str:
+    """Install a copy of the package, changed in one module. Returns the place to import it from."""
     shutil.copytree(PACKAGE, root / "fastexchange", ignore=shutil.ignore_patterns("__pycache__", "_native"))
     with (root / "fastexchange" / "dispatch" / "trampoline.py").open("a") as file:
         file.write(change)
+    if "pyc" in kind:
+        assert compileall.compile_dir(root / "fastexchange", quiet=2, legacy=True, workers=1)
+        for file in root.rglob("*.py"):
+            file.unlink()
+    if "zip" not in kind:
+        return str(root)
+    archive = shutil.make_archive(str(root / "package"), "zip", root, "fastexchange")
+    shutil.rmtree(root / "fastexchange")
+    return archive
 
 
-def as_bytecode(root: Path, change: str) -> None:
-    as_files(root, change)
-    assert compileall.compile_dir(root / "fastexchange", quiet=2, legacy=True, workers=1)
-    for file in root.rglob("*.py"):
-        file.unlink()
-
-
-def zipped(make):
-    def make_zip(root: Path, change: str) -> None:
-        make(root, change)
-        shutil.make_archive(str(root / "package"), "zip", root, "fastexchange")
-        shutil.rmtree(root / "fastexchange")
-
-    return make_zip
-
-
-INSTALLS = {"files": as_files, "pyc": as_bytecode, "zip": zipped(as_files), "pyc in a zip": zipped(as_bytecode)}
 STAMPS = """
-    import sys, fastexchange
+    import sys
+    sys.path[:] = [sys.argv[1], *sys.path[2:]]  # in place of this package's folder, and these tests'
+    import fastexchange
     from fastexchange.ground import cfunction, shipped, sources
     assert fastexchange.__file__.startswith(sys.argv[1]), fastexchange.__file__
     assert cfunction.code_cache.is_kept, cfunction.code_cache.why_not_kept
     assert "none is installed" in shipped.shipped_code().why_not, shipped.shipped_code().why_not
-    print(sources.source_stamp("fastexchange.dispatch.trampoline"))
+    print(sources.source_stamp("fastexchange.dispatch.trampoline"), sources.code_digest(compile(sys.argv[2], "x", "exec")))
 """
 
 
-def stamp_of(root: Path, cache: Path) -> str:
-    """What code of the package at `root` is kept by. It is never that of this checkout."""
-    archive = root / "package.zip"
-    path = str(archive if archive.exists() else root)
-    first = f"import sys; sys.path[:] = [{path!r}, *sys.path[2:]]"  # in place of this package's folder, and these tests'
-    return run_python(first + textwrap.dedent(STAMPS), path, NUMBA_CACHE_DIR=str(cache)).stdout
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("install", INSTALLS.values(), ids=INSTALLS)
-def test_code_is_kept_however_the_package_is_installed(install, tmp_path):
-    """By a stamp that is the same in another folder, and another after a change."""
-    stamps = []
-    for name, change in (("one", ""), ("two", ""), ("three", "\nCHANGED = 1\n")):
-        root = tmp_path / name
-        root.mkdir()
-        install(root, change)
-        stamps.append(stamp_of(root, tmp_path / "cache"))
-    assert stamps[0] and stamps[0] == stamps[1] != stamps[2]
+@pytest.mark.parametrize("kind", ["files", "pyc", "zip", "pyc in a zip"])
+def test_code_is_kept_however_the_package_is_installed(kind, tmp_path):
+    """By a stamp that is the same in another folder, and another after a change. Python's sets have another order in each."""
+    stamps, digests = [], []
+    for name, change in (("1", ""), ("2", ""), ("3", "\nCHANGED = 1\n")):
+        (tmp_path / name).mkdir()
+        place = install(kind, tmp_path / name, change)
+        done = run_python(STAMPS, place, ONE, NUMBA_CACHE_DIR=str(tmp_path / "cache"), PYTHONHASHSEED=name)
+        stamp, its_digest = done.stdout.split()
+        stamps.append(stamp), digests.append(its_digest)
+    assert stamps[0] and stamps[0] == stamps[1] != stamps[2] and set(digests) == {digest(ONE)}
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
@@ -181,5 +159,3 @@ def test_a_folder_that_root_has_filled(mode, tmp_path):
     else:
         assert "other users can write to it (mode 775)" in said.splitlines()[-1], said
         assert "set NUMBA_CACHE_DIR" in said and "precompile" in said, said
-
-

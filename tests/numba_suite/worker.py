@@ -66,18 +66,15 @@ class Result(unittest.TestResult):
         self._note("unexpected success")
 
 
-def tests_of(suite):
-    """The tests in a suite, in order."""
+def tests_of(suite, module: str) -> dict:
+    """The tests in a suite by their names, in order; of a module that cannot be imported, its import."""
+    found = {}
     for each in suite:
         if isinstance(each, unittest.TestSuite):
-            yield from tests_of(each)
+            found |= tests_of(each, module)
         else:
-            yield each
-
-
-def name_of(test, module: str) -> str:
-    """The test's name; of a module that cannot be imported, that it is its import."""
-    return f"{module}.<import>" if type(test).__name__ == "_FailedTest" else test.id()
+            found[f"{module}.<import>" if type(each).__name__ == "_FailedTest" else each.id()] = each
+    return found
 
 
 def chosen(names: list[str], share: int) -> list[str]:
@@ -105,7 +102,7 @@ def main(request: str, results: str) -> None:
         result = Result(file)
         for module in asked["modules"]:
             result.write(loads=module)
-            loaded = {name_of(test, module): test for test in tests_of(unittest.defaultTestLoader.loadTestsFromName(module))}
+            loaded = tests_of(unittest.defaultTestLoader.loadTestsFromName(module), module)
             result.names = {test: name for name, test in loaded.items()}
             names = chosen(list(loaded), asked["share"]) if asked["tests"] is None else [n for n in loaded if n in asked["tests"]]
             result.write(module=module, has=len(loaded), chosen=names)
