@@ -1,20 +1,17 @@
 """Entries on disk prove what they are: whatever happens to the files, nobody gets another function's code."""
 
 import os
-import random
 import signal
 import stat
 import sys
 import tempfile
 import time
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
-from forked import fork_python, needs_fork
+from forked import needs_fork
 
-from fastexchange.ground import disk_cache
-from fastexchange.ground.cfunction import code_cache
+from fastexchange.ground import cfunction, disk_cache
 from fastexchange.ground.disk_cache import CacheFolder
 from fastexchange.ground.sources import ROOT
 
@@ -50,12 +47,14 @@ def test_entries_are_told_apart_by_their_whole_key(folder):
     assert folder.contents() == (20, folder.contents().size, [])
 
 
-@pytest.mark.parametrize(("name", "key"), [
-    ("f", ""), ("<lambda>", "\n"), ("a/../../b", "ключ"), ("é", "\udc80 not a character"), ("n" * 300, "x" * 100_000),
-], ids="abcde")  # fmt: skip
-def test_any_name_and_any_key(folder, name, key):
-    assert folder.save(name, key, VALUE) and folder.load(name, key) == VALUE
-    assert only(folder.path).parent == folder.path
+def test_any_name_and_any_key(folder):
+    for name, key in (
+        ("f", ""), ("<lambda>", "\n"), ("a/../../b", "ключ"), ("é", "\udc80 not a character"), ("n" * 300, "x" * 100_000),
+    ):  # fmt: skip
+        assert folder.save(name, key, VALUE) and folder.load(name, key) == VALUE, name
+        file = only(folder.path)
+        assert file.parent == folder.path
+        file.unlink()
 
 
 def test_what_cannot_be_pickled_or_whose_class_has_gone(folder, monkeypatch):
@@ -72,7 +71,7 @@ def test_versions_share_a_folder(folder, monkeypatch):
     keys = []
     for version in ("0.0.1", "0.0.2"):
         monkeypatch.setattr("fastexchange.ground.cfunction.numba.__version__", version)
-        keys.append(code_cache._full_key(("raise",), "fastexchange.dispatch.boxing"))
+        keys.append(cfunction.code_cache._full_key(("raise",), "fastexchange.dispatch.boxing"))
     for number, key in enumerate(keys):
         assert folder.save("raise", key, number)
     assert [folder.load("raise", key) for key in keys] == [0, 1]
@@ -113,66 +112,16 @@ def test_files_that_changed_places_and_a_folder_that_vanishes(folder):
 
 # ---- processes that end at any moment, and at the same time ------------------------------------------------------------
 
-FUNCTIONS = """
-    import ctypes, os, sys
-    from numba import types
-    from fastexchange.ground import cfunction
-
-    def times(factor):
-        def function(number):
-            return number * factor
-        function.__module__, function.__qualname__ = "fastexchange.ground.native", f"times_{factor}"
-        return cfunction.cfunction(types.int64, types.int64)(function)
-
-    cfunction.code_cache = cfunction.CodeCache()
-    called = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
-    ranges = eval(sys.argv[1])  # one for each of several processes at the same time
-    children = [child for numbers in ranges[1:] if (child := os.fork()) or not (ranges := [numbers])]
-    for factor in range(*ranges[0]):
-        assert called(times(factor).address)(7) == 7 * factor, factor
-    if len(ranges) > 1 or not children:
-        assert not any(os.waitpid(child, 0)[1] for child in children)
-        print(cfunction.code_cache.misses, cfunction.code_cache.hits)
-    """
-
-
-def compiled_and_loaded(cache: Path, *ranges: tuple[int, int], first: str = "", **environment: str) -> str:
-    return fork_python(first + dedent(FUNCTIONS), repr(ranges), NUMBA_CACHE_DIR=str(cache), **environment).stdout.strip()
-
-
-@needs_fork
-def test_bits_of_real_machine_code(tmp_path):
-    """As whole processes see it: damaged entries are compiled anew, and nothing crashes."""
-    compiled_and_loaded(tmp_path, (0, 6))
-    entries = sorted((tmp_path / "fastexchange").iterdir())
-    assert len(entries) == 6
-    chosen = random.Random(1)
-    for path in entries:
-        data = bytearray(path.read_bytes())
-        data[chosen.randrange(len(data))] ^= 1 << chosen.randrange(8)
-        path.write_bytes(data)
-    assert [compiled_and_loaded(tmp_path, (0, 6)) for _ in range(2)] == ["6 0", "0 6"]
-
-
-@needs_fork
-def test_processes_that_compile_at_the_same_time(tmp_path):
-    """Different functions, and half of them the same."""
-    compiled_and_loaded(tmp_path, (0, 8), (4, 12), (8, 16))
-    assert compiled_and_loaded(tmp_path, (0, 16)) == "0 16"
-    assert CacheFolder(tmp_path / "fastexchange").contents()[0::2] == (16, [])
-
-
-@needs_fork
-def test_a_cache_directory_that_cannot_be_written(tmp_path):
+def test_a_cache_directory_that_cannot_be_written(tmp_path, monkeypatch):
     """Under a plain file no directory can be made, not even by root: code is kept beside the package, or else not at all."""
     blocker = tmp_path / "file"
     blocker.write_text("")
-    first = "from pathlib import Path\nfrom fastexchange.ground import cfunction\nprint(cfunction.CodeCache().directory)\n"
-    first += f"cfunction.ROOT = Path({str(blocker)!r})\n"
-    nowhere = {"XDG_CACHE_HOME": str(blocker), "HOME": str(blocker)}
-    for _ in range(2):
-        beside, counts = compiled_and_loaded(blocker / "cache", (0, 2), first=first, **nowhere).splitlines()
-        assert beside == str(ROOT / "__pycache__" / "fastexchange") and counts == "2 0"
+    monkeypatch.setattr(cfunction.config, "CACHE_DIR", str(blocker / "cache"))
+    assert cfunction.CodeCache().directory == ROOT / "__pycache__" / "fastexchange"
+    monkeypatch.setattr(cfunction, "ROOT", blocker)
+    monkeypatch.setattr(cfunction, "user_cache", lambda: blocker)
+    nowhere = cfunction.CodeCache()
+    assert nowhere.directory is None and not nowhere.is_kept and nowhere.why_not_kept
     assert blocker.read_text() == ""
 
 
@@ -239,6 +188,16 @@ needs_root = pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() != 0, reason
 
 
 @needs_users
+def test_files_are_written_for_this_user_alone(folder):
+    before = os.umask(0)
+    try:
+        folder.save("name", "key", VALUE)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (only(folder.path), folder.path)] == [0o644, 0o755]
+
+
+@needs_users
 @pytest.mark.parametrize("what", ["file", "folder"])
 @pytest.mark.parametrize(("how", "why"), [
     pytest.param(0o020, "other users can write", id="a group can write"),
@@ -281,24 +240,22 @@ def test_root_compiles_for_all():
         assert CacheFolder(theirs.path).load("name", "key") is None
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
-def test_what_is_no_file_is_not_believed(folder, entry, tmp_path, kind):
-    aside = tmp_path / "aside"
-    entry.rename(aside)
-    {"link": lambda: entry.symlink_to(aside), "pipe": lambda: os.mkfifo(entry), "directory": entry.mkdir}[kind]()
-    assert folder.load("name", "key") is None
-    assert folder.save("name", "key", VALUE) == (kind != "directory")
-
-
 @needs_users
-def test_a_folder_that_is_a_link_is_not_believed(folder, entry, tmp_path):
-    """Whoever can write to the directory above could make it, to any folder of this user's."""
-    folder.path.rename(tmp_path / "aside")
-    folder.path.symlink_to(tmp_path / "aside")
-    assert folder.why_not_trusted == "it is a link" and not folder.is_writable
-    assert folder.load("name", "key") is None and not folder.save("name", "other key", VALUE)
-    folder.clear("name")
-    assert list((tmp_path / "aside").iterdir()) == [tmp_path / "aside" / entry.name]
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory", "folder is a link"])
+def test_what_is_no_file_or_no_folder_is_not_believed(folder, entry, tmp_path, kind):
+    """Whoever can write to the directory above could make a link, to any folder of this user's."""
+    aside = tmp_path / "aside"
+    (folder.path if "folder" in kind else entry).rename(aside)
+    {
+        "link": lambda: entry.symlink_to(aside), "pipe": lambda: os.mkfifo(entry), "directory": entry.mkdir,
+        "folder is a link": lambda: folder.path.symlink_to(aside),
+    }[kind]()  # fmt: skip
+    assert folder.load("name", "key") is None
+    assert folder.save("name", "key", VALUE) == (kind in ("link", "pipe"))
+    if "folder" in kind:
+        assert folder.why_not_trusted == "it is a link" and not folder.is_writable
+        folder.clear("name")
+        assert list(aside.iterdir()) == [aside / entry.name]
 
 
 @needs_users
@@ -320,16 +277,6 @@ def test_a_folder_that_is_exchanged_after_the_look_at_it(folder, entry, tmp_path
         found = act(folder)
     assert found in (VALUE, True) and folder.load("name", "key") == "other"
     assert CacheFolder(tmp_path / "aside").load("name", "key") == (VALUE if found == VALUE else "late")
-
-
-@needs_users
-def test_files_are_written_for_this_user_alone(folder):
-    before = os.umask(0)
-    try:
-        folder.save("name", "key", VALUE)
-    finally:
-        os.umask(before)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (only(folder.path), folder.path)] == [0o644, 0o755]
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="these are the rules of the others")

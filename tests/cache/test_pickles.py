@@ -13,23 +13,29 @@ import numba
 import numpy as np
 import pytest
 from forked import fork_python
+from frameworks import torch
 from interpreter import run_python
 from numba import cloudpickle, njit
 from numba.core import event
+from numba.core.errors import NumbaWarning
 from numba.core.serialize import dumps, loads
 
 from fastexchange import FastKernel, accelerate, decelerate, fast_args
 from fastexchange.calls import carried_code, pickled
 from fastexchange.calls.carried_code import Content
+from fastexchange.calls.dependencies import NotDescribable, dependencies
 from fastexchange.ground import numba_code
 from fastexchange.ground.disk_cache import framed, framed_key, unframed
+
+if torch is not None:
+    from torch.fx.experimental.proxy_tensor import make_fx
 
 # ---- between processes -------------------------------------------------------------------------------------------------
 
 SENDER = """
     import importlib, sys
     sys.path.insert(0, sys.argv[1])
-    import numpy as np
+    import numba, numpy as np
     from fastexchange import fast_args
     from module_of_the_test import total
     K, TABLE = 3.0, np.arange(4.0)
@@ -46,12 +52,24 @@ SENDER = """
     def closure(factor, shift=1):
         return fast_args(lambda x, n=2: x * factor * n + shift)
 
-    kernels = [inner, fast_args(lambda x, y: inner(x) + TABLE[1] * y), closure(5.0), doubled, total, fast_args(lambda x: x + 1)]
+    def helper(value):
+        return value * K
 
-    def calls(inner, named, closure, doubled, total, idle, x=np.ones(3), np=np):
-        return inner(x), inner(x.astype("f4")), named(x, 2), closure(2.0), closure(2), doubled(x).tolist(), total(x)
+    def block():
+        @fast_args
+        def kernel(x):
+            with numba.objmode(found="float64"):
+                found = helper(float(x[0]))
+            return found + 1
+        return kernel
 
-    expected = calls(*kernels)
+    kernels = [inner, fast_args(lambda x, y: inner(x) + TABLE[1] * y), closure(5.0), doubled, total, block(), block()]
+
+    def calls(inner, named, closure, doubled, total, block, idle, x=np.ones(3), np=np):
+        yield inner(x), inner(x.astype("f4")), named(x, 2), closure(2.0), closure(2), doubled(x).tolist(), total(x)
+        yield block(x), idle(x)
+
+    expected = list(calls(*kernels[:-1], kernels[-2]))
     for module in sys.argv[2:]:
         with open(f"{sys.argv[1]}/{module}", "wb") as file:
             importlib.import_module(module).dump((kernels, calls, expected), file)
@@ -69,10 +87,11 @@ RECEIVER = """
         def on_end(self, event): pass
 
     event.register("numba:compile", Noted())
+    K, helper = 7.0, lambda value: -100.0  # its own, which no kernel sees
     for number in range(4):
         with open(f"{sys.argv[1]}/{sys.argv[2]}", "rb") as file:
             kernels, calls, expected = importlib.import_module(sys.argv[2]).load(file)
-        assert calls(*kernels) == expected
+        assert list(calls(*kernels)) == expected
         doubled, names = kernels[3], {each.__name__ for each in kernels}
         assert type(doubled).__name__ == "FastKernel" and doubled.out == "x[n] -> y[n]" and doubled.targetoptions["fastmath"]
         if number % 2:  # or the next come while these are alive
@@ -96,14 +115,17 @@ def sent(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_the_receiver_compiles_nothing(sent, module):
-    """Kernels of ``__main__``, of a module, a closure, calling each other; also when they arrive again."""
-    assert fork_python(RECEIVER, sent, module).stdout == "0\n"
+    """Kernels of ``__main__``, of a module, a closure, calling each other, with blocks of Python; also when they arrive again.
+
+    Each time it compiles the one that was never called.
+    """
+    assert fork_python(RECEIVER, sent, module).stdout == "2\n"
 
 
 @pytest.mark.nightly
 def test_a_receiver_with_another_processor_compiles(sent):
     other = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
-    assert run_python(RECEIVER, sent, MODULES[0], **other).stdout == "7\n"
+    assert run_python(RECEIVER, sent, MODULES[0], **other).stdout == "18\n"
 
 
 # ---- in one process ----------------------------------------------------------------------------------------------------
@@ -161,7 +183,8 @@ def test_code_is_carried_and_goes_on(scaled):
     """With the next pickle goes what came, called or not, and what was compiled since."""
     first = received(scaled)
     second = received(first)
-    assert first is not scaled and not first.overloads
+    assert first is not scaled and not first.overloads and "loads it" in first.explain(DOUBLES).outcome
+    assert "compiles it" in first.explain(SINGLES).outcome and not first.overloads
     assert first(DOUBLES) == 2.0 and misses(first) == 0 and first.counts().compiled == 1
     with event.install_recorder("numba:compile") as recorder:  # by Numba's own event, profilers count compilations
         first(DOUBLES)
@@ -548,31 +571,53 @@ def test_a_kernel_within_code_is_named_and_carries_none():
 
 
 def test_kernels_that_name_themselves_and_each_other_arrive():
-    @fast_args
-    def fibonacci(n):
-        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
-
-    @fast_args
-    def even(n):
-        return True if n == 0 else odd(n - 1)
-
-    @fast_args
-    def odd(n):
-        return False if n == 0 else even(n - 1)
+    even = fast_args(lambda n: True if n == 0 else odd(n - 1))
+    odd = fast_args(lambda n: False if n == 0 else even(n - 1))
 
     @fast_args(["int64(int64)"])
     def factorial(n):
         return 1 if n < 2 else n * factorial(n - 1)
 
-    kernels = [fibonacci, even, odd, factorial]
-    assert fibonacci(6) == 8 and even(4) and odd(3)
+    kernels = [even, odd, factorial]
+    assert even(4) and odd(3)
     for pickler in (pickle, cloudpickle):
         data = pickler.dumps(kernels)
         assert pickler.loads(data) == kernels
-        one, two, three, four = pickle.loads(as_elsewhere(data, *kernels))
-        assert four(5) == 120 and not four._can_compile
-        assert one is not fibonacci and (one(6), two(4), three(3), two(3), three(4)) == (8, True, True, False, False)
-        assert misses(one) == 0
+        one, two, three = pickle.loads(as_elsewhere(data, *kernels))
+        assert three(5) == 120 and not three._can_compile and misses(three) == 0
+        assert one is not even and (one(4), two(3), one(3), two(4)) == (True, True, False, False)
+
+
+SUM = "def kernel(x, y):\n    for i in range(x.shape[0]): y[i] = 2 * x[i]"
+BLOCK = "def helper(v): return v + 1\ndef kernel(x):\n with numba.objmode(y='float64'):\n  y = helper(x)\n return y"
+
+
+@pytest.mark.parametrize("name", [None, "no.module_of_the_test"])
+def test_functions_of_no_module(name, cache):
+    """What has no module works: cached, it says why not; pickled, it arrives; it has blocks of Python, and is traced."""
+
+    def made(source, file="<string>"):
+        names = {"numba": numba, "np": np, "__builtins__": __builtins__} | ({"__name__": name} if name else {})
+        exec(compile(source, file, "exec"), names)
+        return names["kernel"]
+
+    with pytest.raises(NotDescribable, match=rf"'kernel' belongs to no module .* its `__name__` is {name!r}"):
+        dependencies(made(SUM), {})
+    called = njit(made(SUM))
+    with pytest.raises(NotDescribable, match=r"'called', named by .* belongs to no module"):
+        dependencies(lambda x, y: called(x, y), {})
+    (cache / "source.py").write_text(SUM)
+    kernel = fast_args(out="x[n] -> y[n]", cache=True)(made(SUM, str(cache / "source.py")))
+    with pytest.warns(NumbaWarning, match="kernel is compiled by each process: 'kernel' belongs to no module"):
+        assert kernel(np.ones(2)).tolist() == [2.0, 2.0]
+    assert "belongs to no module" in str(kernel._pickled())
+    again = pickle.loads(as_elsewhere(pickle.dumps(kernel), kernel))
+    with pytest.warns(NumbaWarning):
+        assert again is not kernel and again(np.ones(2)).tolist() == [2.0, 2.0]
+    assert fast_args(made(BLOCK))(1.0) == 2.0
+    if torch is not None:
+        kernel = fast_args(out="x[n] -> y[n]")(made(SUM))
+        assert make_fx(lambda x: kernel(x) + 1)(torch.ones(3))(torch.ones(3)).tolist() == [3.0] * 3
 
 
 def test_dask_recognises_a_kernel_that_has_compiled_since(scaled):

@@ -3,13 +3,10 @@
 import numba
 import numpy as np
 import pytest
-from forked import fork_python
-from interpreter import copy_native_code
 from numba import types
 from numba.core.errors import TypingError
 
 from fastexchange import accelerate, decelerate, fast_args
-from fastexchange.ground.cfunction import code_cache
 
 CALLED = []
 
@@ -148,67 +145,3 @@ def test_accelerated_functions():
     assert not hasattr(boxed, "precompile"), "functions in object mode are Numba's own"
     with pytest.raises(TypingError, match="Cannot determine Numba type"):
         kernel.precompile((object(),))
-
-
-PRECOMPILED = """
-import collections
-import numpy as np
-from fastexchange import fast_args
-from made_producers import Dunder
-
-Point = collections.namedtuple("Point", "x y")
-x = np.arange(3.0)
-
-@fast_args(cache=True)
-def axpy(a, x, y, out=None):
-    for i in range(x.shape[0]):
-        y[i] += a * x[i]
-    return y
-
-@fast_args(cache=True, out="x[n] -> y[n]")
-def doubled(x, y):
-    y[:] = 2 * x
-
-first = fast_args(cache=True)(lambda xs: xs[0].sum())
-point = fast_args(cache=True, nogil=True)(lambda p: (p.x.sum(), (p.x, p.y)))
-variadic = fast_args(cache=True)(lambda a, *rest: a + rest[0])
-total = fast_args(cache=True)(lambda x, k=2.0: x.sum() * k)
-
-calls = [
-    (total, (x,)), (total, (x, 1)),
-    (axpy, (2, x, x.copy())), (axpy, (2.0, Dunder(x), x.copy())), (doubled, (x,)), (first, ([x, x],)), (point, (Point(x, 2),)),
-    (variadic, (1, 2.5)), (axpy, (1.0, np.ones(3, "f4"), np.ones(3, "f4"))),
-]
-"""
-
-
-@pytest.mark.slow
-def test_other_processes_compile_nothing(tmp_path):
-    """The kernels, their entries, results of several kinds and allocated outputs: all that forty calls of each want."""
-    (tmp_path / "precompiled.py").write_text(PRECOMPILED)
-    code = """
-        import sys
-        sys.path.insert(0, sys.argv[1])
-        import precompiled
-        from fastexchange.ground.cfunction import code_cache
-
-        del code_cache.folders  # there is another now, an empty one at first
-        before = code_cache.misses
-        for kernel, arguments in precompiled.calls:
-            if sys.argv[2] == "precompile":
-                if kernel is precompiled.total:
-                    kernel.precompile("(float64[::1], Omitted(2.0))", "float64(float64[::1], int64)")
-                kernel.precompile(arguments)
-                assert not kernel.counts().fast + kernel.counts().slow
-            else:
-                for _ in range(40):
-                    kernel(*arguments)
-        kernels = {id(kernel): kernel for kernel, _ in precompiled.calls}.values()
-        print(code_cache.misses - before, sum(sum(kernel.stats.cache_misses.values()) for kernel in kernels))
-        """
-    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    if code_cache.directory is not None:  # with the package's functions, without what is made for kernels
-        copy_native_code(tmp_path / "cache", "trampoline*", "fast-*", "box-*")
-    misses = fork_python(code, str(tmp_path), "precompile", **environment).stdout.split()
-    assert int(misses[0]) > 7 and int(misses[1]) == 9
-    assert fork_python(code, str(tmp_path), "call", **environment).stdout.split() == ["0", "0"]

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numba
 import pytest
-from forked import fork_python, needs_fork
-from interpreter import copy_native_code, lines_said, run_python
+from interpreter import copy_native_code, run_python
 
 import fastexchange
 from fastexchange.dispatch import fast_parts
 from fastexchange.ground import cfunction, numba_code
-from fastexchange.ground.shipped import ShippedCode, shipped_code
+from fastexchange.ground.shipped import ShippedCode
 from fastexchange.ground.sources import code_digest
 
 PACKAGE = Path(fastexchange.__file__).parent
@@ -92,37 +91,6 @@ def test_a_helper_is_compiled_once_for_all_processes(tmp_path, monkeypatch):
         met.append((symbol, cache.misses, cache.hits))
     (first, *compiled), (second, *loaded) = met
     assert first == second and (compiled, loaded) == ([1, 0], [0, 1])
-
-
-COMBINATION = """
-    import sys
-    import numpy as np
-    from fastexchange import fast_args
-    from fastexchange.ground import cfunction
-    del cfunction.code_cache.folders  # there is another now
-    if sys.argv[1] == "compile nothing":
-        def forbidden(self):
-            raise AssertionError(f"{self.__name__} is compiled")
-        cfunction.Part.compile = forbidden
-    kernel = fast_args(lambda x, y: x.size + y)
-    arguments = eval(sys.argv[2])
-    for _ in range(20):
-        kernel(*arguments)
-    assert any(entry.compiled_for for filed in kernel._native._overloads.values() for entry in filed.cached)
-"""
-
-
-@needs_fork
-@pytest.mark.skipif(not shipped_code().why_not, reason="helpers are shipped")
-@pytest.mark.skipif(cfunction.code_cache.directory is None, reason="nothing is kept")
-def test_a_new_combination_compiles_no_helper_again(tmp_path):
-    """Each process meets another combination of kinds, made of the same helpers."""
-    copy_native_code(tmp_path, "fast*")
-    for what, arguments in (
-        ("all", "np.ones(3), 1.0"), ("compile nothing", "np.ones((3, 1)), 1.0"), ("compile nothing", "np.ones((3, 1, 1)), 2.0"),
-    ):  # fmt: skip
-        done = fork_python(COMBINATION, what, arguments, NUMBA_CACHE_DIR=str(tmp_path))
-        assert not lines_said(done.stderr), done.stderr
 
 
 @pytest.mark.slow

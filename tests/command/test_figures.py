@@ -115,14 +115,6 @@ def test_a_busy_machine_has_none(monkeypatch):
     assert not frame.measurable.any() and frame.median_ns[0] == report.arguments[0].total.median
 
 
-def test_a_part_that_noise_hides_is_warned_of(monkeypatch):
-    report, said = measured(monkeypatch, 50.0)
-    x, y = report.arguments
-    assert report.overhead.is_measurable() and not x.total.is_measurable() and not y.total.is_measurable()
-    (sentence,) = [each for each in report.warnings if each.startswith("noise: what 'x', 'y' cost is not measurable here;")]
-    assert f"measure(): {sentence}" in said
-
-
 def crafted(*costs: ArgumentCost, **parts) -> OverheadReport:
     whole = samples(100, 1)
     nothing = dict.fromkeys(("keywords", "result", "result_type")) | dict.fromkeys(("alternatives", "warnings"), ())
@@ -174,22 +166,24 @@ def test_a_legend_names_the_colours_that_there_are(costs, expected):
     assert [text.get_text() for text in legend.get_texts()] == expected if legend else len(expected) == 1
 
 
-def test_a_plot_says_what_is_not_measurable():
+def test_a_plot_and_a_table_say_what_is_not_measurable():
     lost = samples(-1261.7, 2475.4)
     axes, _ = plotted(replace(crafted(cost("x", samples(2, 0.1)), call=lost), alone=lost, overhead=lost))
     assert [text.get_text().strip() for text in axes.texts] == ["2.0", f"{LOST}2475.4)"]
     words = "not measurable here (spread 2.48 us)"
     assert axes.get_title(loc="left") == f"kernel(): 100 ns a call, of which overhead {words}, kernel {words}"
     assert len(axes.get_yticks()) == 2 and axes.get_ylim() == (1.5, -0.5)
-
-
-def test_alternatives_have_no_ratio_to_what_is_not_measurable():
     report = replace(crafted(), alternatives=(Alternative("another", samples(300, 2), ""),), passing=samples(100, 300))
     this, another = [line for line in str(report).splitlines() if line.startswith(("another", "this call"))]
-    assert LOST in this and "300.0" in another and LOST in another
+    assert LOST in this and "300.0" in another and LOST in another  # no ratio to it
 
 
-def test_noise_and_drift_are_warned_of():
+def test_noise_and_drift_are_warned_of(monkeypatch):
+    report, warned = measured(monkeypatch, 50.0)
+    assert report.overhead.is_measurable() and not any(each.total.is_measurable() for each in report.arguments)
+    (sentence,) = [each for each in report.warnings if each.startswith("noise: what 'x', 'y' cost is not measurable here;")]
+    assert f"measure(): {sentence}" in warned
+
     def said(empty, control, loop) -> list[str]:
         notes = Notes()
         with warnings.catch_warnings():
@@ -205,9 +199,6 @@ def test_noise_and_drift_are_warned_of():
     for lost in (np.tile([-160.0, -100.0, 340.0], 4), np.tile([-300.0, 10.0, 340.0], 4)):
         (sentence, *_) = said(lost, lost, steady)
         assert LOST in sentence and "%" not in sentence
-
-
-# ---- tables of others ------------------------------------------------------------------------------------------------
 
 
 def test_bench(monkeypatch, capsys):
@@ -229,7 +220,10 @@ def document(**rows: tuple[float, float]) -> dict:
     return {"machine": {}, "rounds": 5, "results": results}
 
 
-def test_compare_leaves_out_what_is_not_measurable():
+def test_compare_leaves_out_what_is_not_measurable_and_files_mark_it():
+    row = files.result("a", samples(-20, 90))
+    assert row["measurable"] is False and row["median_ns"] == -20 and len(row["samples_ns"]) == 5
+    assert "measurable" not in files.result("a", samples(20, 1))
     old = document(fast=(5.0, 30.0), other=(20.0, 1.0), negative=(-3.0, 1.0), nothing=(0.0, 0.0))
     new = document(fast=(500.0, 1.0), other=(20.0, 1.0), negative=(3.0, 1.0), nothing=(1.0, 0.0))
     found = compare(old, new)
@@ -240,9 +234,3 @@ def test_compare_leaves_out_what_is_not_measurable():
         for made, its_spread in ((old, spread), (new, 0.01)):
             made["results"][0] |= {"reference": "bench/njit", "ratio": 0.2, "ratio_iqr": its_spread}
         assert compare(old, new).moves[0].to_reference == expected
-
-
-def test_files_keep_and_mark_them():
-    row = files.result("a", samples(-20, 90))
-    assert row["measurable"] is False and row["median_ns"] == -20 and len(row["samples_ns"]) == 5
-    assert "measurable" not in files.result("a", samples(20, 1))

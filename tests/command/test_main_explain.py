@@ -148,10 +148,3 @@ def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, ending):
     assert "broken_module cannot be imported: " in done.stderr
     shown = run_here("explain", "--traceback", "broken_module:x")
     assert shown.returncode == 2 and "Traceback" in shown.stderr and "broken_module.py" in shown.stderr
-
-
-def test_without_the_compiler(tmp_path):
-    code = MODULE.partition("class Holder")[0].replace("cache=True, ", "")
-    (tmp_path / "kernels_of_mine.py").write_text(code)
-    done = run("explain", "kernels_of_mine:add", path=tmp_path, NUMBA_DISABLE_JIT="1")
-    assert done.returncode == 2 and "NUMBA_DISABLE_JIT is set" in done.stderr

@@ -6,7 +6,7 @@ import sys
 import numba
 import numpy as np
 import pytest
-from interpreter import lines_said
+from interpreter import copy_native_code, lines_said
 from numba import types
 from numba.core import sigutils
 from shell import run, run_here
@@ -95,6 +95,7 @@ def imported(folder, monkeypatch):
 
 @pytest.mark.slow
 def test_precompiled_modules(folder):
+    copy_native_code(folder / "cache")
     environment = {"path": folder, "NUMBA_CACHE_DIR": str(folder / "cache")}
     done = run("precompile", "worked", "worked:Holder.kernel", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -108,6 +109,7 @@ def test_precompiled_modules(folder):
 
 @pytest.mark.slow
 def test_a_recorded_program(folder):
+    copy_native_code(folder / "cache"), copy_native_code(folder / "other")
     environment = {"path": folder, "NUMBA_CACHE_DIR": str(folder / "cache")}
     output = folder / "recorded.json"
     done = run("record", "-o", output, "--", folder / "program.py", "3", "-o", "x", **environment)
@@ -204,8 +206,9 @@ def test_targets_that_name_nothing(imported, target, listed, said):
     assert not (imported / "made").exists()
 
 
-def test_without_a_compiler(folder):
-    done = run("precompile", "worked", path=folder, NUMBA_DISABLE_JIT="1")
+@pytest.mark.parametrize("arguments", ["precompile worked", "explain worked:loose"])
+def test_without_a_compiler(folder, arguments):
+    done = run(*arguments.split(), path=folder, NUMBA_DISABLE_JIT="1")
     assert done.returncode == 2 and "NUMBA_DISABLE_JIT is set" in done.stderr and "0x" not in done.stderr
 
 

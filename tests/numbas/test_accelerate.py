@@ -85,7 +85,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*reflected list")
+@pytest.mark.filterwarnings("ignore:(?s:.*)reflected list")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_numba_refuses_is_refused_in_its_words(name):
     function, args, kwargs = REFUSED[name]
@@ -255,6 +255,7 @@ def test_code_that_is_kept_by_numba_alone_is_no_warning(cache):
     """Libraries are imported with warnings as errors, too."""
     with pytest.warns(NumbaWarning, match="above is compiled by each process"):
         assert fast_args(cache=True)(above)(1) == 2
+    assert not list(cache.rglob("*.entry"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for kernel in both(above, "int64(int64)", cache=True):
@@ -315,6 +316,7 @@ def test_the_class_is_the_one_that_programs_find():
 OF_ANOTHER = "import pickle, fastexchange; {}; k = pickle.loads({!r}); print(k(1, 2), *(c.__name__ for c in type(k).__mro__[:2]))"
 
 
+@pytest.mark.slow
 def test_functions_are_pickled_accelerated_or_not():
     plain, function = both(add)
     pickled, before = pickle.dumps(function), pickle.dumps(plain)

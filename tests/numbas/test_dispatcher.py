@@ -109,7 +109,7 @@ def test_first_class_functions():
     assert [apply(halved, 4.0), apply(squared, 4.0), apply(numba.njit(halved.py_func), 6.0)] == [2.0, 16.0, 3.0]
 
 
-def test_ufuncs_callbacks_stencils_overloads_and_sorting_keys():
+def test_ufuncs_callbacks_stencils_and_overloads():
     assert numba.vectorize([float64(float64)])(fast_args(lambda x: x + 1))(2.0) == 3.0
     assert numba.cfunc("float64(float64)")(fast_args(lambda x: x + 1)).ctypes(2.0) == 3.0
     array = np.arange(5.0)
@@ -124,6 +124,10 @@ def test_ufuncs_callbacks_stencils_overloads_and_sorting_keys():
 
     overload(thrice)(lambda x: fast_args(lambda x: 3 * x).py_func)
     assert fast_args(lambda x: thrice(x))(2) == 6
+
+
+@pytest.mark.slow
+def test_sorting_keys():
     items = numba.typed.List([1, 3, 2])
     items.sort(key=fast_args(lambda x: -x))
     assert list(items) == [3, 2, 1]
@@ -150,7 +154,8 @@ def test_compilation_that_is_disabled_and_code_that_is_added():
     assert [type(kernel(2)) for _ in range(WARM)] == [float] * WARM  # by the code for floats
     kernel.disable_compile(False)
     assert [type(kernel(2)) for _ in range(WARM)] == [int] * WARM and kernel.signatures == [(float64,), (int64,)]
-    other = numba.njit(lambda x: x + 10)
+    kernel, other = fast_args(lambda x: x + 1), numba.njit(lambda x: x + 10)
+    assert [kernel(1) for _ in range(WARM)] == [2] * WARM
     other(1), other(1.5)
     kernel.disable_compile()
     assert kernel(True) == 2
@@ -331,9 +336,8 @@ def test_a_program_sets_what_numba_reads_when_it_is_imported(tmp_path):
         assert done.stdout.startswith(f"[]\n{expected} ") and "SourceFileLoader" in done.stdout
 
 
-@pytest.mark.slow
-def test_the_python_that_runs_this():
-    """Numba's own internal functions, compiled from now on, are kernels as well."""
+def test_numbas_own_internal_functions_are_kernels_as_well():
+    """Those that are compiled from now on."""
 
     def f(n):
         items = [float(i) for i in range(n)]
