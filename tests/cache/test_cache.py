@@ -56,6 +56,7 @@ def files(directory: Path) -> list[tuple[Path, int]]:
     return sorted((path, path.stat().st_mtime_ns) for path in directory.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing(tmp_path):
     """Nor does it write. Another kernel shares what is common."""
     environment = {"NUMBA_CACHE_DIR": str(tmp_path)}

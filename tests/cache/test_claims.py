@@ -69,25 +69,20 @@ def soon(act):
         signal.signal(signal.SIGALRM, before)
 
 
-def claim_of(folder: CacheFolder, key: str = "key"):
+def claim_of(folder: CacheFolder):
     """Claim an entry; wait if it is claimed."""
-    return disk_cache.claiming(folder.claim)("name", key)
+    return disk_cache.claiming(folder.claim)("name", "key")
 
 
-def left(folder: CacheFolder) -> list[str]:
-    return sorted(path.name for path in folder.path.iterdir() if path.name.endswith(".tmp"))
-
-
-def file_of_a_claim(folder: CacheFolder) -> Path:
-    """The file of a claim that this process has."""
-    (name,) = left(folder)
-    return folder.path / name
+def left(folder: CacheFolder) -> list[Path]:
+    """The files of claims."""
+    return list(folder.path.glob("*.tmp"))
 
 
 def test_a_claim_leaves_no_file(folder, tmp_path):
     """And believes no link in the place of its file."""
     claim = claim_of(folder)
-    file = file_of_a_claim(folder)
+    (file,) = left(folder)
     assert folder.save("name", "key", 3)
     claim.release(True), claim.release(True)
     assert left(folder) == [] and folder.load("name", "key") == 3 and not disk_cache._claims
@@ -99,7 +94,7 @@ def test_a_claim_leaves_no_file(folder, tmp_path):
 def test_who_waits_loads_what_the_other_has_made(folder):
     """Another entry is not waited for."""
     with holder(folder) as order:
-        claim_of(folder, "another").release(False), folder.claim("another", "key").release(False)
+        folder.claim("name", "another").release(False), folder.claim("another", "key").release(False)
         order("s")
         claim = claim_of(folder)
         assert folder.load("name", "key") == "made"
@@ -125,7 +120,7 @@ def test_a_holder_that_is_killed(folder, order_first, monkeypatch):
 def test_what_could_not_be_kept_is_made_by_all_at_once(folder):
     """Those who wait do not queue for a claim that helps nobody."""
     with holder(folder) as order:
-        handle = os.open(file_of_a_claim(folder), os.O_RDWR)
+        handle = os.open(left(folder)[0], os.O_RDWR)
         order("g")
         while not disk_cache._is_locked(handle):
             time.sleep(0.01)
@@ -143,7 +138,7 @@ def test_a_note_that_it_was_not_kept(folder, monkeypatch):
         raise OSError(28, "No space left on device")
 
     claim = claim_of(folder)
-    handle = os.open(file_of_a_claim(folder), os.O_RDWR)
+    handle = os.open(left(folder)[0], os.O_RDWR)
     monkeypatch.setattr(os, "write", full)
     claim.release(False)
     assert left(folder) == [] and os.fstat(handle).st_size
@@ -154,7 +149,7 @@ def test_a_note_that_it_was_not_kept(folder, monkeypatch):
     assert left(folder) == [], "without a note the file was not removed"
     monkeypatch.undo()
     claim = claim_of(folder)
-    file = file_of_a_claim(folder)
+    (file,) = left(folder)
     claim.drop()
     file.write_text("not kept")
     claim = claim_of(folder)

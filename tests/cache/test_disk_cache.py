@@ -117,7 +117,7 @@ def test_a_cache_directory_that_cannot_be_written(tmp_path, monkeypatch):
     blocker = tmp_path / "file"
     blocker.write_text("")
     monkeypatch.setattr(cfunction.config, "CACHE_DIR", str(blocker / "cache"))
-    assert cfunction.CodeCache().directory == ROOT / "__pycache__" / "fastexchange"
+    assert cfunction.CodeCache().directory == str(ROOT / "__pycache__" / "fastexchange")
     monkeypatch.setattr(cfunction, "ROOT", blocker)
     monkeypatch.setattr(cfunction, "user_cache", lambda: blocker)
     nowhere = cfunction.CodeCache()

@@ -21,7 +21,6 @@ from fastexchange.ground.sources import digest_of
 
 PACKAGE = Path(fastexchange.__file__).parent
 
-# ---- the file ----------------------------------------------------------------------------------------------------------
 
 PACK = "fastexchange.dispatch.pack"
 CODE = shipped.ShippedCode(native_code_depends_on(), {PACK: (digest_of(PACK)[0], "code")}, {("m", "f"): 1}, {("m", "p"): 2}, True)
@@ -64,8 +63,6 @@ def test_a_file_that_does_not_fit_is_not_used(what, tmp_path, monkeypatch):
     found = shipped.shipped_code.__wrapped__()
     assert why in found.why_not and not found.functions and not found.parts and not found.is_proved
 
-
-# ---- packages that have it ---------------------------------------------------------------------------------------------
 
 ON_LINUX = sys.platform == "linux" and os.uname().machine == "x86_64"
 

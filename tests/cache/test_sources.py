@@ -76,9 +76,6 @@ def test_code_is_kept_however_the_package_is_installed(kind, tmp_path):
     assert stamps[0] and stamps[0] == stamps[1] != stamps[2] and set(digests) == {digest(ONE)}
 
 
-# ---- helpers ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_helper_is_compiled_once_for_all_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cfunction, "shipped_code", lambda: NOTHING_SHIPPED)

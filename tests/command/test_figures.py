@@ -53,9 +53,6 @@ def test_a_ratio_of_what_is_not_measurable_is_not_either():
         assert not (samples(50, 1) / Samples(np.zeros(5))).is_measurable()
 
 
-# ---- the report ------------------------------------------------------------------------------------------------------
-
-
 @fast_args
 def add(x, y):
     pass

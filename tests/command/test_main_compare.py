@@ -118,9 +118,6 @@ def test_rows_in_bytes_have_no_drift(written, after, direction, capsys):
     assert "memory/kernels/fast" in capsys.readouterr().out
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
 def test_prints_rows_and_summary(written):
     """And a warning of another machine."""
     done = run_here("compare", *written(document(fast=20, gone=3), document(fast=30, made=4)))

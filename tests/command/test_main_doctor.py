@@ -183,9 +183,6 @@ def test_what_looking_raises_is_a_line():
     assert [run_here("doctor", "--timeout", seconds).returncode for seconds in ("0", "-1", "nan", "soon")] == [2] * 4
 
 
-# ---- versions and platforms ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("version", "specifiers", "expected"), [
     ("0.68.1", ">=0.68", ""), ("0.67", ">=0.68", "older"), ("2.13.0+cpu", ">=2.13.0", ""), ("2.1rc1", ">=2.1", ""),
     ("3.14.0", ">=3.10,<3.14", "newer"), ("3.9", "<3.14,>=3.10", "older"), ("3.13.9", ">=3.10, <3.14", ""), ("1", "", ""),
@@ -234,9 +231,6 @@ def test_a_version_that_is_not_known_yet_and_a_platform_that_is_not_tested(monke
     found = [each for each in found if each.name in ("version", "numba", "numpy")]
     assert [each.status for each in found] == ["-"] * 3
     assert all("newer than what is tested" in each.text and "safer path" in each.text and each.advice for each in found)
-
-
-# ---- the disk cache --------------------------------------------------------------------------------------------------
 
 
 def test_what_is_in_the_disk_cache(tmp_path):

@@ -46,7 +46,8 @@ def main() -> int:
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for chunk, made, seconds in pool.map(compared, chunks):
-            total.add(made)
+            for part, found in vars(made).items():
+                getattr(total, part).update(found)
             show(chunk, made, known, seconds)
             if options.json:
                 with open(options.json, "w") as file:

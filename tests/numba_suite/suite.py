@@ -35,8 +35,6 @@ class Outcome:
 
     outcome: str
     why: str = ""
-    wall: float = 0.0
-    processor: float = 0.0
 
 
 @dataclass
@@ -50,11 +48,6 @@ class Comparison:
     """Failures that are gone when the tests are run by themselves."""
     different: dict[str, Outcome] = field(default_factory=dict)
     """Failures that only come with this package."""
-
-    def add(self, other: "Comparison") -> None:
-        """Take in what became of other tests."""
-        for part, found in vars(other).items():
-            getattr(self, part).update(found)
 
     def counts(self) -> str:
         """A line of counts."""

@@ -7,7 +7,6 @@ make kernels. RESULTS gets a line of JSON as each test begins, and one as it end
 
 import json
 import sys
-import time
 import traceback
 import unittest
 import zlib
@@ -29,14 +28,12 @@ class Result(unittest.TestResult):
     def startTest(self, test):
         super().startTest(test)
         self._outcome, self._why = "passed", ""
-        self._began = time.perf_counter(), time.process_time()
         self._name = self.names.get(test, test.id())
         self.write(begins=self._name)
 
     def stopTest(self, test):
-        wall, processor = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
         super().stopTest(test)
-        self.write(ends=self._name, outcome=self._outcome, why=self._why, wall=wall, processor=processor)
+        self.write(ends=self._name, outcome=self._outcome, why=self._why)
 
     def _note(self, outcome, error=None, why=""):
         self._outcome = outcome
@@ -46,7 +43,7 @@ class Result(unittest.TestResult):
         if isinstance(test, unittest.TestCase):
             self._note("error", err)
         else:  # of setUpClass or of a module: its tests do not begin
-            self.write(ends=test.id(), outcome="error", why="".join(traceback.format_exception(*err)), wall=0, processor=0)
+            self.write(ends=test.id(), outcome="error", why="".join(traceback.format_exception(*err)))
 
     def addFailure(self, test, err):
         self._note("failure", err)

@@ -137,9 +137,6 @@ def test_decorators_make_what_is_accelerated_meanwhile():
     assert type(numba.njit(total)) is CPUDispatcher
 
 
-# ---- calls and results -----------------------------------------------------------------------------------------------
-
-
 def test_a_first_calls_result_is_its_callers_alone_and_a_kernel_that_nobody_holds_is_gone():
     """Without a collection. Numba may keep frames of a compilation, which hold those around it until the next one."""
     gc.collect()
@@ -231,9 +228,6 @@ def test_jitted_functions_in_a_tuple():
         assert of_tensors((one, two), np.zeros(3)) == of_tensors((one, two), Dunder(np.zeros(3))) == 4
 
 
-# ---- code that is kept -----------------------------------------------------------------------------------------------
-
-
 class Level(enum.Enum):
     LOW = 1
 
@@ -285,9 +279,6 @@ def test_code_of_functions_whose_variables_have_types_is_kept(cache):
     for hits in (0, 1):
         for kernel in both(in_steps, cache=True, locals={"y": types.float32}):
             assert kernel(1) == 8.0 and sum(kernel.stats.cache_hits.values()) == hits
-
-
-# ---- programs that ask for Numba's class, pickle it, or patch it -----------------------------------------------------
 
 
 def test_the_class_is_the_one_that_programs_find():
@@ -416,9 +407,6 @@ def test_who_patches_compile_sees_what_the_program_compiles(tmp_path):
     """With nothing in the cache: not the package's own functions, nor Numba's overloads that they would call."""
     printed = fork_python(PATCHED, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip()
     assert printed == f"{['add'] * 3};{['add'] * 3};True;True"
-
-
-# ---- classes with a Numba type of their own --------------------------------------------------------------------------
 
 
 class Celsius(Dunder):

@@ -74,9 +74,6 @@ def test_attributes():
     assert kernel.get_overload((int64, int64)) is kernel.overloads[int64, int64].entry_point
 
 
-# ---- where Numba takes a dispatcher ----------------------------------------------------------------------------------
-
-
 def test_calls_by_other_kernels_and_by_itself():
     def calls(x):
         return doubled(x) + 1
@@ -131,9 +128,6 @@ def test_sorting_keys():
     items = numba.typed.List([1, 3, 2])
     items.sort(key=fast_args(lambda x: -x))
     assert list(items) == [3, 2, 1]
-
-
-# ---- what changes compiled code --------------------------------------------------------------------------------------
 
 
 def test_what_is_compiled_anew_is_called():
@@ -216,9 +210,6 @@ def test_nothing_of_numba_is_loaded_before_the_first_call():
     assert lines[0] == "[] []" and "extensions" in lines[1]
 
 
-# ---- arrays of a class of the user's ---------------------------------------------------------------------------------
-
-
 class Marked(np.ndarray):
     __numba_array_subtype_dispatch__ = True
 
@@ -285,9 +276,6 @@ def test_an_argument_that_is_nothing_to_numba():
                 doubled(object())
     made = pickle.loads(pickle.dumps(raised.value))
     assert type(made) is type(raised.value) and str(made) == str(raised.value)
-
-
-# ---- a Numba whose dispatchers cannot be extended, and accelerated programs --------------------------------------------
 
 
 @pytest.mark.slow

@@ -100,9 +100,6 @@ def test_code_that_another_layout_has_left_on_disk(tmp_path):
         run_changed(KEPT_ELSEWHERE, which, NUMBA_CACHE_DIR=str(tmp_path))
 
 
-# ---- each field ------------------------------------------------------------------------------------------------------
-
-
 class Moved:
     """A view of a C struct of which one field lies elsewhere."""
 
