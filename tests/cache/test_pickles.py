@@ -572,6 +572,10 @@ def test_a_kernel_within_code_is_named_and_carries_none():
 
 def test_kernels_that_name_themselves_and_each_other_arrive():
     @fast_args
+    def fibonacci(n):
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    @fast_args
     def even(n):
         return True if n == 0 else odd(n - 1)
 
@@ -583,14 +587,15 @@ def test_kernels_that_name_themselves_and_each_other_arrive():
     def factorial(n):
         return 1 if n < 2 else n * factorial(n - 1)
 
-    kernels = [even, odd, factorial]
-    assert even(4) and odd(3)
+    kernels = [fibonacci, even, odd, factorial]
+    assert fibonacci(6) == 8 and even(4) and odd(3)
     for pickler in (pickle, cloudpickle):
         data = pickler.dumps(kernels)
         assert pickler.loads(data) == kernels
-        one, two, three = pickle.loads(as_elsewhere(data, *kernels))
-        assert three(5) == 120 and not three._can_compile and misses(three) == 0
-        assert one is not even and (one(4), two(3), one(3), two(4)) == (True, True, False, False)
+        one, two, three, four = pickle.loads(as_elsewhere(data, *kernels))
+        assert four(5) == 120 and not four._can_compile
+        assert one is not fibonacci and (one(6), two(4), three(3), two(3), three(4)) == (8, True, True, False, False)
+        assert misses(one) == 0
 
 
 SUM = "def kernel(x, y):\n    for i in range(x.shape[0]): y[i] = 2 * x[i]"
