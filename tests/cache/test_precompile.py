@@ -50,15 +50,6 @@ def test_signatures(signature):
     assert kernel(np.ones(2), 3) == 6.0 and kernel.counts().compiled == 1
 
 
-def test_no_argument_and_several_signatures():
-    assert fast_args(lambda: 3).precompile(()) == [()]
-    kernel = fast_args(lambda a, b: a + b)
-    assert kernel.precompile() == []
-    assert kernel.precompile((1, 2.0), "(int8, int8)", {"b": 1, "a": 2}) == [
-        (types.int64, types.float64), (types.int8, types.int8), (types.int64, types.int64),
-    ]  # fmt: skip
-
-
 def test_calls_that_numba_makes():
     """First-class functions, ``*args``, keyword-only parameters, literals, typed containers, other kernels, half precision."""
     inner = fast_args(lambda x: x + 1)
@@ -85,7 +76,13 @@ def test_calls_that_numba_makes():
         assert kernel.counts().compiled == before, arguments
 
 
-def test_declared_signatures():
+def test_no_several_and_declared_signatures():
+    assert fast_args(lambda: 3).precompile(()) == [()]
+    kernel = fast_args(lambda a, b: a + b)
+    assert kernel.precompile() == []
+    assert kernel.precompile((1, 2.0), "(int8, int8)", {"b": 1, "a": 2}) == [
+        (types.int64, types.float64), (types.int8, types.int8), (types.int64, types.int64),
+    ]  # fmt: skip
     kernel = fast_args("float64(float64[:], float64)")(lambda x, k: x.sum() * k)
     (declared,) = kernel.signatures
     assert kernel.precompile((np.ones(3), 2), "(float64[:], float64)", "(float64[::1], int64)") == [declared] * 3
@@ -95,8 +92,7 @@ def test_declared_signatures():
 
 
 def test_outputs_may_be_omitted_and_no_tensor_is_written_to():
-    kernel = fast_args(lambda x, y: y.fill(0), out="x[n] -> y[n]")
-    x = np.ones(3)
+    kernel, x = fast_args(lambda x, y: y.fill(0), out="x[n] -> y[n]"), np.ones(3)
     assert kernel.precompile((x,), {"x": x}, (x, x)) == [(FLOATS, FLOATS)] * 3 and x.tolist() == [1, 1, 1]
     kernel(x)
     assert kernel.counts() == (1, 0, 1)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from shell import ROOT, run, run_here
 
-from fastexchange.__main__ import main
 from fastexchange.command.compare import YARDSTICKS, compare
 from fastexchange.measuring import files
 from fastexchange.measuring.timing import Samples
@@ -108,14 +107,13 @@ def test_numbers():
     assert (found.drift, found.yardsticks) == (1.0, 2) and [move.direction for move in found.moves] == [1, 1]
 
 
-@pytest.mark.parametrize("after, direction", [(1000.0, 0), (1300.0, 1)])
-def test_rows_in_bytes_have_no_drift(written, after, direction, capsys):
-    documents = document(fast=20.0), document(2.0, fast=20.0)
-    for made, number in zip(documents, (1000.0, after), strict=True):
-        made["results"].append(files.result("memory/kernels/fast", Samples(np.array([number] * 2)), unit="bytes"))
-    assert directions(*documents)["memory/kernels/fast"] == direction
-    assert main(["compare", *map(str, written(*documents))]) == 0
-    assert "memory/kernels/fast" in capsys.readouterr().out
+def test_rows_in_bytes_have_no_drift(written):
+    for after, direction in ((1000.0, 0), (1300.0, 1)):
+        documents = document(fast=20.0), document(2.0, fast=20.0)
+        for made, number in zip(documents, (1000.0, after), strict=True):
+            made["results"].append(files.result("memory/kernels/fast", Samples(np.array([number] * 2)), unit="bytes"))
+        assert directions(*documents)["memory/kernels/fast"] == direction
+    assert "memory/kernels/fast" in run_here("compare", *written(*documents)).stdout
 
 
 def test_prints_rows_and_summary(written):
@@ -175,16 +173,15 @@ NO_RESULTS = [
 
 
 @pytest.mark.parametrize(("content", "words"), NO_RESULTS)
-def test_what_is_no_result_file(tmp_path, capsys, content, words):
+def test_what_is_no_result_file(tmp_path, content, words):
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_text(json.dumps(document()))
     text = content if isinstance(content, str) else json.dumps(content)
     bad.write_bytes(text.encode(errors="surrogateescape"))
     for pair in ((good, bad), (bad, good)):
-        assert main(["compare", *map(str, pair)]) == 2
-        printed, error = capsys.readouterr()
-        assert printed == "" and error.startswith("python -m fastexchange compare: ") and error.count("\n") == 1
-        assert str(bad) in error and words in error
+        done = run_here("compare", *pair)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.startswith("python -m fastexchange compare: ") and str(bad) in done.stderr and words in done.stderr
 
 
 def test_no_file_and_no_threshold(tmp_path):

@@ -143,8 +143,7 @@ def test_errors_are_one_line(arguments, words):
 def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, ending):
     (tmp_path / "broken_module.py").write_text(f"{ending}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    done = run_here("explain", "broken_module:x")
+    done, shown = (run_here("explain", *option, "broken_module:x") for option in ([], ["--traceback"]))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "broken_module cannot be imported: " in done.stderr
-    shown = run_here("explain", "--traceback", "broken_module:x")
     assert shown.returncode == 2 and "Traceback" in shown.stderr and "broken_module.py" in shown.stderr

@@ -163,9 +163,12 @@ def helper(x):
 
 
 def test_what_numba_takes_by_position_and_by_name():
-    """It does not know of keyword-only and positional-only parameters; a call is made once."""
+    """It does not know of keyword-only and positional-only parameters, and takes the default of one for that of another."""
 
     def by_kind(x, /, y, *, z):
+        return x, y, z
+
+    def with_defaults(x, y=None, *, z=3):
         return x, y, z
 
     plain, kernel = both(by_kind)
@@ -174,14 +177,6 @@ def test_what_numba_takes_by_position_and_by_name():
         for _ in range(3):
             assert outcome(kernel, args, kwargs) == outcome(plain, args, kwargs)
     assert outcome(kernel, (), named) == (1, 2, 3) and outcome(fast_args(by_kind), (1, 2, 3), {})[0] is TypeError
-
-
-def test_defaults_of_keyword_only_parameters():
-    """Whoever makes the call; Numba itself takes the default of y for that of z."""
-
-    def with_defaults(x, y=None, *, z=3):
-        return x, y, z
-
     for kernel in (fast_args(with_defaults), accelerated(with_defaults)):
         for x in (1, ONLY_NUMBA):  # native code makes the first, Numba's dispatcher the second
             for _ in range(3):
