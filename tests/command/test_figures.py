@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_producers import Dunder
 
 from fastexchange import OverheadReport, fast_args
 from fastexchange.command import bench
@@ -58,15 +59,21 @@ def add(x, y):
     pass
 
 
-def measured(monkeypatch, noise: float) -> tuple[OverheadReport, list[str]]:
-    """A report where every call takes 100 ns, and 10 for each argument, and the warnings. `noise`: the standard deviation."""
+ARGUMENTS = np.ones(1), 2.5
+
+
+def measured(monkeypatch, noise: float, kernel=add, arguments=ARGUMENTS) -> tuple[OverheadReport, list[str]]:
+    """A report where every call takes 100 ns, and 10 for each argument, and the warnings. `noise`: the standard deviation.
+
+    An argument with only ``__dlpack__`` takes 70.
+    """
 
     def time_statements(statements, rounds=25, **options) -> Timings:
         generator = np.random.default_rng(0)
 
         def made(statement, key) -> Samples:
-            count = len(statement.names.get("a", ())) or 2
-            return Samples(100.0 + 10 * count + noise * generator.standard_normal(rounds))
+            cost = sum(70 if type(each) is Dunder else 10 for each in statement.names.get("a", arguments))
+            return Samples(100.0 + cost + noise * generator.standard_normal(rounds))
 
         calls = {key: made(statement, key) for key, statement in statements.items()}
         calls["call"] = calls["empty"] + Samples(50.0 + noise * generator.standard_normal(rounds))
@@ -75,7 +82,7 @@ def measured(monkeypatch, noise: float) -> tuple[OverheadReport, list[str]]:
     monkeypatch.setattr(overhead, "time_statements", time_statements)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        report = overhead.measure(add, np.ones(1), 2.5)
+        report = overhead.measure(kernel, *arguments)
     return report, [str(each.message) for each in said]
 
 
@@ -89,6 +96,10 @@ def test_a_quiet_machine_has_figures(monkeypatch):
     assert line.split()[:4] == ["x", "numpy.ndarray", "ndarray", "10.0"]
     frame = report.to_dict()
     assert frame["call"]["measurable"] and frame["arguments"][0]["total"]["measurable"] and frame["noise"]["measurable"]
+    for arguments in ((Dunder(np.ones(1)), np.ones(1), 1), (*[np.ones(1)] * 8, Dunder(np.ones(1)))):
+        report, _ = measured(monkeypatch, 0.01, fast_args(lambda *arguments: None), arguments)
+        costs = [70 if type(each) is Dunder else 10 for each in arguments]
+        assert [round(each.total.median) for each in report.arguments] == costs and round(report.call.median) == 100
 
 
 def test_a_busy_machine_has_none(monkeypatch):

@@ -85,7 +85,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:(?s:.*)reflected list")
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPendingDeprecationWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_numba_refuses_is_refused_in_its_words(name):
     function, args, kwargs = REFUSED[name]
