@@ -229,6 +229,7 @@ def test_launches_bound_to_kernels_of_one_name(module, make):
     assert words_of(module, code) == ["2", "3"]
 
 
+@pytest.mark.slow
 def test_functions_of_one_name_that_kernels_call(module):
     """Numba gives them, and their objects, the same symbols."""
     code = """
