@@ -1,4 +1,4 @@
-"""How the package is built: which of its rooms may import which."""
+"""How the package is built: which of its rooms may import which; and what documents and lists say of it."""
 
 import ast
 import re
@@ -12,45 +12,35 @@ import fastexchange
 ROOT = Path(fastexchange.__file__).parent
 FLOORS = ("ground", "producers", "dispatch", "exchange", "calls", "cuda", "api", "measuring", "__init__", "command", "__main__")
 """From the bottom to the top: what a room imports lies in it, or below."""
-PLACES = {
-    "_abi": "ground", "_abi_build": "ground", "_native_build": "__main__", "half": "ground", "interpreter": "ground",
-    "version": "ground",
-}  # fmt: skip
+PLACES = dict.fromkeys(("_abi", "_abi_build", "half", "interpreter", "version"), "ground") | {"_native_build": "__main__"}
 """Files that are not in a room."""
 
 
-def modules() -> dict[str, Path]:
-    """The package's modules, named from its root: ``dispatch.frame``, ``dispatch`` for its ``__init__.py``, and ``__init__``."""
-    found = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)] = path
-    return found
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
-def imports() -> dict[str, set[str]]:
-    """By module, the modules of the package that it imports anywhere in its file, but for type checkers."""
-    known = modules()
-    return {name: {found for node in _imports(path) for found in _found(node, name, path, known)} for name, path in known.items()}
+MODULES = {_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+"""By their names from the package's root: ``dispatch.frame``, ``dispatch`` for its ``__init__.py``, and ``__init__``."""
+TEXTS = {name: path.read_text("utf-8") for name, path in MODULES.items()}
 
 
-def _imports(path: Path):
-    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+def imported_by(name: str) -> set[str]:
+    """The modules of the package that one imports anywhere in its file, but for type checkers."""
+    package = [] if name == "__init__" else name.split(".")[: None if MODULES[name].name == "__init__.py" else -1]
+    pending: list[ast.AST] = [ast.parse(TEXTS[name])]
+    found = set()
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.ImportFrom) and node.level:
-            yield node
+            base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
+            names = [".".join([*base, each.name]) for each in node.names]
+            found.update(each if each in MODULES else ".".join(base) or "__init__" for each in names)
         pending += ast.iter_child_nodes(node)
-
-
-def _found(node: ast.ImportFrom, name: str, path: Path, known: dict):
-    package = [] if name == "__init__" else name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
-    for each in node.names:
-        found = ".".join([*base, each.name])
-        yield found if found in known else ".".join(base) or "__init__"
+    return found
 
 
 def floor_of(name: str) -> int:
@@ -58,28 +48,20 @@ def floor_of(name: str) -> int:
     return FLOORS.index(PLACES.get(room, room))
 
 
-def test_nothing_is_imported_from_above():
-    upward = [(name, found) for name, all_found in imports().items() for found in all_found if floor_of(found) > floor_of(name)]
-    assert not upward
-
-
-def test_no_module_imports_itself_in_a_circle():
-    graph = {name: found - {name} for name, found in imports().items()}
+def test_nothing_is_imported_from_above_or_in_a_circle():
+    found = {name: imported_by(name) for name in MODULES}
+    assert not [(name, each) for name, those in found.items() for each in those if floor_of(each) > floor_of(name)]
+    graph = {name: those - {name} for name, those in found.items()}
     list(TopologicalSorter(graph).static_order())  # raises CycleError, which names them
     assert sum(map(len, graph.values())) > 500, "imports are no longer found"
-
-
-def test_the_imports_that_are_looked_for_are_found():
-    found = imports()
-    assert "dispatch.frame" in found["dispatch.vectorcall"]
-    assert "calls.bound_launch" in found["calls.kernel"]  # in a function
+    assert "dispatch.frame" in found["dispatch.vectorcall"] and "calls.bound_launch" in found["calls.kernel"]  # in a function
     assert "interpreter" in found["__init__"] and "measuring.overhead" not in found["__init__"]
 
 
-def names_in(path: Path) -> set[str]:
+def names_in(text: str) -> set[str]:
     """All that a file defines or imports: functions, classes and their members, variables, attributes."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, ast.ImportFrom):
@@ -90,34 +72,29 @@ def names_in(path: Path) -> set[str]:
 
 
 def test_names_in_docstrings_exist():
-    known = modules()
-    defined = {name: names_in(path) for name, path in known.items()}
+    defined = {name: names_in(text) for name, text in TEXTS.items()}
     missing, count = [], 0
-    for name, path in known.items():
-        for role in re.findall(r":(?:func|data|class|meth|attr):`~?(?:fastexchange\.)?([\w.]+)`", path.read_text("utf-8")):
+    for name, text in TEXTS.items():
+        for role in re.findall(r":(?:func|data|class|meth|attr):`~?(?:fastexchange\.)?([\w.]+)`", text):
             count += 1
             of, _, last = role.rpartition(".")  # of a module, a class, or of this file
-            places = [each for each in known if f".{each}".endswith(f".{of}") or of in defined[each]] if of else [name]
+            places = [each for each in MODULES if f".{each}".endswith(f".{of}") or of in defined[each]] if of else [name]
             if role not in fastexchange.__all__ and not any(last in defined[each] for each in places):
                 missing.append((name, role))
-    assert not missing
-    assert count > 200, "names are no longer found"
+    assert not missing and count > 200, (missing, count)
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_files_that_documents_name_exist(document):
-    folders = "tests|perf|fastexchange|notebooks|kernels|examples"
-    text = (ROOT.parent / document).read_text("utf-8")
-    named = re.findall(rf"(?<![\w/.])((?:{folders})/[\w/]+\.\w+)", text)
-    assert [path for path in named if not (ROOT.parent / path).exists()] == []
-    assert named, "files that are named are no longer found"
+    pattern = r"(?<![\w/.])((?:tests|perf|fastexchange|notebooks|kernels|examples)/[\w/]+\.\w+)"
+    named = re.findall(pattern, (ROOT.parent / document).read_text("utf-8"))
+    assert named and [path for path in named if not (ROOT.parent / path).exists()] == []
 
 
 def test_no_version_number_decides():
     """What a version has is asked of it, or verified: a version that is not known yet is treated by what it has."""
     pattern = re.compile(r"version_info|hexversion|__version__\s*[<>=]=?|version\([^)]*\)\s*[<>]|packaging.version")
-    users = {name for name, path in modules().items() if pattern.search(path.read_text("utf-8"))}
-    assert users == {"version"}, users  # where this package's own is defined
+    assert [name for name, text in TEXTS.items() if pattern.search(text)] == ["version"]  # where this package's own is defined
 
 
 def test_the_versions_that_are_tried_are_those_that_are_supported():
@@ -139,8 +116,6 @@ VARIADIC = re.compile(r"_?Py\w*(ObjArgs|_CallFunction\w*|_CallMethod|Format|_Bui
 
 def test_no_variadic_function_is_called():
     """Native code calls C functions as fixed ones. Variadic ones get their arguments elsewhere with some ABIs: Apple's on ARM."""
-    pattern = re.compile(r"\b(?:external|prototype)\(\s*\"(\w+)\"")
-    called = {name: set(pattern.findall(path.read_text("utf-8"))) for name, path in modules().items()}
-    assert sum(map(len, called.values())) > 60, "calls are no longer found"
-    assert not {name: found for name, names in called.items() if (found := set(filter(VARIADIC.match, names)))}
+    called = [name for text in TEXTS.values() for name in re.findall(r"\b(?:external|prototype)\(\s*\"(\w+)\"", text)]
+    assert len(called) > 60 and not [name for name in called if VARIADIC.match(name)]
     assert all(map(VARIADIC.match, ("PyObject_CallFunctionObjArgs", "PyErr_Format", "Py_BuildValue", "PyArg_ParseTuple")))

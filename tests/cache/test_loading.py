@@ -19,21 +19,10 @@ MODULE = """
             y[i] = x[i] * k
         return y, x.sum()
 
-    @fast_args(cache=True, parallel=True)
-    def parallel(x, k):
-        return (x * k).sum()
-
-    @fast_args(cache=True)
-    def hashed(x, k):  # the code has the names of Python's secret for hashes
-        return hash("abc"[:k])
-
-    @fast_args(cache=True)
-    def text(x, k):
-        return "abc"[:k]
-
-    @fast_args(cache=True)
-    def set_of(x, k):  # code that makes a set of Python is not kept
-        return {k, k + 1}
+    parallel = fast_args(cache=True, parallel=True)(lambda x, k: (x * k).sum())
+    hashed = fast_args(cache=True)(lambda x, k: hash("abc"[:k]))  # the code has the names of Python's secret for hashes
+    text = fast_args(cache=True)(lambda x, k: "abc"[:k])
+    set_of = fast_args(cache=True)(lambda x, k: {k, k + 1})  # code that makes a set of Python is not kept
 """
 CALLED = """
     import os, pickle, sys
@@ -62,9 +51,9 @@ CALLED = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "loads"), [("plain", "False"), ("parallel", "False"), ("hashed", "True"), ("text", "True"), ("set_of", "True")]
-)
+@pytest.mark.parametrize(("name", "loads"), [
+    ("plain", "False"), ("parallel", "False"), ("hashed", "True"), ("text", "True"), ("set_of", "True"),
+])  # fmt: skip
 def test_numbas_compiler_is_loaded_if_the_code_needs_it(name, loads, tmp_path):
     """Code with unknown names ends the process."""
     (tmp_path / "kernels_of_the_test.py").write_text(textwrap.dedent(MODULE))
@@ -81,24 +70,15 @@ EXTENSION = """
     from numba import types
     from numba.extending import NativeValue, models, register_model, typeof_impl, unbox
 
-    class Metres:
-        def __init__(self, value):
-            self.value = value
-
-    class MetresType(types.Type):
-        def __init__(self):
-            super().__init__("Metres")
-
-    metres = MetresType()
+    class Metres: pass
+    class MetresType(types.Type): pass
+    metres = MetresType("Metres")
 
     def init():
         typeof_impl.register(Metres)(lambda value, context: metres)
         numba.extending.overload(length_of)(lambda x: (lambda x: 3.0) if x is metres else None)
         register_model(MetresType)(models.OpaqueModel)
-
-        @unbox(MetresType)
-        def unbox_metres(typ, obj, c):
-            return NativeValue(c.context.get_dummy_value())
+        unbox(MetresType)(lambda typ, obj, c: NativeValue(c.context.get_dummy_value()))
 
     def length_of(x):
         raise NotImplementedError
@@ -108,7 +88,7 @@ WITH_EXTENSION = """
     sys.path.insert(0, sys.argv[1])
     import kernels_with_extension as kernels
     import extension_of_the_test
-    print(kernels.length(extension_of_the_test.Metres(2.0)))
+    print(kernels.length(extension_of_the_test.Metres()))
     """
 
 

@@ -1,4 +1,7 @@
-"""Native code that comes with the package: what it saves, when it is not used, and that the same sources give the same bytes."""
+"""Native code that comes with the package: what it saves, when it is not used, and that the same sources give the same bytes.
+
+And what native code is kept by: source files, or bytecode where there are none; helpers are kept as functions are.
+"""
 
 import ast
 import compileall
@@ -10,18 +13,19 @@ import textwrap
 import zlib
 from pathlib import Path
 
+import numba
 import pytest
+from interpreter import copy_native_code, run_python
 
 import fastexchange
-from fastexchange.ground import shipped
-from fastexchange.ground.cfunction import code_cache
+from fastexchange.dispatch import fast_parts
+from fastexchange.ground import cfunction, numba_code, shipped
 from fastexchange.ground.disk_cache import NotBelieved
 from fastexchange.ground.numba_code import native_code_depends_on
-from fastexchange.ground.sources import digest_of
+from fastexchange.ground.sources import code_digest, digest_of
 
 PACKAGE = Path(fastexchange.__file__).parent
 
-# ---- the file ----------------------------------------------------------------------------------------------------------
 
 PACK = "fastexchange.dispatch.pack"
 CODE = shipped.ShippedCode(native_code_depends_on(), {PACK: (digest_of(PACK)[0], "code")}, {("m", "f"): 1}, {("m", "p"): 2}, True)
@@ -38,9 +42,7 @@ def with_bytes(change):
 UNFIT = {
     "truncated": (with_bytes(lambda data: data[:-10]), "cannot be read"),
     "a flipped bit": (with_bytes(lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:]), "cannot be read"),
-    "a wrong checksum": (
-        with_bytes(lambda data: zlib.compress(zlib.decompress(data)[:-1] + b"!")), "checksum"),
-    "something else": (with_bytes(lambda data: b"something else"), "cannot be read"),
+    "a wrong checksum": (with_bytes(lambda data: zlib.compress(zlib.decompress(data)[:-1] + b"!")), "checksum"),
     "missing": (Path.unlink, "none is installed"),
     "another format": (with_bytes(lambda data: zlib.compress(shipped.framed("()", ((), {})))), "the format of another version"),
     "other contents": (with_changed(sources=7), "the format of another version"),
@@ -66,8 +68,6 @@ def test_a_file_that_does_not_fit_is_not_used(what, tmp_path, monkeypatch):
     found = shipped.shipped_code.__wrapped__()
     assert why in found.why_not and not found.functions and not found.parts and not found.is_proved
 
-
-# ---- packages that have it ---------------------------------------------------------------------------------------------
 
 ON_LINUX = sys.platform == "linux" and os.uname().machine == "x86_64"
 
@@ -99,13 +99,6 @@ def built(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("built")
     build(root)
     return root
-
-
-@pytest.fixture
-def copied(built, tmp_path) -> Path:
-    """A copy, to spoil."""
-    shutil.copytree(built / "fastexchange", tmp_path / "fastexchange", ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
 
 
 KERNELS = """
@@ -149,13 +142,7 @@ KERNELS = """
 """
 
 
-@slow
-def test_all_kinds_of_calls_compile_nothing_of_the_package(built):
-    """It fits its tensors of PyTorch, too."""
-    printed = run(
-        built,
-        KERNELS
-        + """
+TORCH_TOO = """
     try:
         import torch
     except ImportError:
@@ -168,11 +155,18 @@ def test_all_kinds_of_calls_compile_nothing_of_the_package(built):
         assert isinstance(both(t, t), torch.Tensor) or both(t, t)[0] == 40
         assert fastexchange.convert(t, np.ndarray)[0] == fastexchange.from_dlpack(t)[0] == 20
     print(cfunction.code_cache.shipped > 10, cfunction.shipped_code().why_not or "used", cfunction.shipped_code().is_proved)
-        """,
-        NUMBA_CACHE_DIR="/dev/null/nowhere",
-        HOME="/dev/null",
-    )
-    assert printed == "True used True\n"
+"""
+
+
+@slow
+def test_all_kinds_of_calls_compile_nothing_of_the_package(built):
+    """It fits its tensors of PyTorch, too, and settings of Numba's."""
+    nowhere = {"NUMBA_CACHE_DIR": "/dev/null/nowhere", "HOME": "/dev/null"}
+    assert run(built, KERNELS + TORCH_TOO, **nowhere) == "True used True\n"
+    run(built, KERNELS, NUMBA_OPT="0", NUMBA_BOUNDSCHECK="1")
+    run(built, KERNELS, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
+    code = "import fastexchange, numpy; print(fastexchange.fast_args(lambda x: x.sum())(numpy.ones(3)))"
+    assert run(built, code, NUMBA_DISABLE_JIT="1") == "3.0\n"
 
 
 @slow
@@ -203,29 +197,16 @@ def test_what_makes_it_needs_no_optional_package():
 
 
 @slow
-@pytest.mark.parametrize("environment", [
-    {"NUMBA_OPT": "0", "NUMBA_BOUNDSCHECK": "1"}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
-], ids=str)  # fmt: skip
-def test_with_settings_of_numba(built, environment):
-    run(built, KERNELS, **environment)
-
-
-@slow
-def test_jit_disabled(built):
-    code = "import fastexchange, numpy; print(fastexchange.fast_args(lambda x: x.sum())(numpy.ones(3)))"
-    assert run(built, code, NUMBA_DISABLE_JIT="1") == "3.0\n"
-
-
-@slow
-def test_without_it_native_code_is_compiled_and_the_user_is_told(copied):
+def test_without_it_native_code_is_compiled_and_the_user_is_told(built, tmp_path):
+    copied = Path(install("files", tmp_path, of=built / "fastexchange"))
     source = copied / "fastexchange" / "dispatch" / "pack.py"
     source.write_text(source.read_text() + "\n")
     printed = run(copied, "from fastexchange.ground.shipped import shipped_code as s; print(s().why_not, len(s().functions))")
     assert "dispatch.pack has changed" in printed and printed.endswith(" 0\n")
     source.write_text(source.read_text()[:-1])
     shutil.rmtree(copied / "fastexchange" / "_native")
-    if code_cache.directory is not None:  # what these tests' own package has compiled fits the copy, too
-        run(copied, KERNELS, NUMBA_CACHE_DIR=str(Path(code_cache.directory).parent))
+    if cfunction.code_cache.directory is not None:  # what these tests' own package has compiled fits the copy, too
+        run(copied, KERNELS, NUMBA_CACHE_DIR=str(Path(cfunction.code_cache.directory).parent))
     program = "from fastexchange.dispatch.runtime import runtime; runtime()"
     env = {**os.environ, "PYTHONPATH": str(copied), "NUMBA_CACHE_DIR": str(copied / "empty")}
     told = program.join(("import fastexchange.ground.cfunction as c; c._announced._AFTER = 0.01; ", ""))
@@ -235,19 +216,12 @@ def test_without_it_native_code_is_compiled_and_the_user_is_told(copied):
 
 
 @slow
-@pytest.mark.parametrize("is_zip", [False, True], ids=["folder", "zip"])
-def test_a_package_without_source_files(copied, is_zip):
-    """Bytecode says as well as source files which native code is of it."""
-    package = copied / "fastexchange"
-    assert compileall.compile_dir(package, quiet=2, legacy=True, workers=1)
-    for file in package.rglob("*.py"):
-        file.unlink()
-    root = shutil.make_archive(str(copied / "package"), "zip", copied, "fastexchange") if is_zip else copied
-    if is_zip:
-        shutil.rmtree(package)
+def test_a_package_without_source_files(built, tmp_path):
+    """Bytecode, in an archive, says as well as source files which native code is of it."""
+    archive = install("pyc in a zip", tmp_path, of=built / "fastexchange")
     asked = "\nprint(cfunction.shipped_code().why_not or 'used')"
-    program = f"import sys; sys.path[0] = {str(root)!r}" + textwrap.dedent(KERNELS) + asked
-    assert run(copied, program, NUMBA_CACHE_DIR=str(copied / "cache")) == "used\n"
+    program = f"import sys; sys.path[0] = {archive!r}" + textwrap.dedent(KERNELS) + asked
+    assert run(tmp_path, program, NUMBA_CACHE_DIR=str(tmp_path / "cache")) == "used\n"
 
 
 @slow
@@ -255,3 +229,111 @@ def test_a_package_without_source_files(copied, is_zip):
 def test_the_same_sources_give_the_same_bytes(built, tmp_path):
     for file in build(tmp_path):
         assert file.read_bytes() == (built / "fastexchange" / "_native" / file.name).read_bytes(), file.name
+
+
+def digest(source: str, name: str = "file") -> str:
+    return code_digest(compile(source, name, "exec", dont_inherit=True))
+
+
+ONE = "def f(x, y=1):\n    try:\n        return x in {'a', 'b', 'c'}\n    finally:\n        print(x + 0.0, (1, 2), f'{y}')\n"
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    ("x +", "x -"), ("0.0", "-0.0"), ("'c'", "'d'"), ("y=1", "y=True"), ("y=1", "y=2"), ("(1, 2)", "(2, 1)"),
+    ("def f", "def g"), ("x, y", "x, *, y"), ("finally", "except TypeError"), ("print", "repr"),
+])  # fmt: skip
+def test_the_digest_of_code(before, after):
+    assert digest(ONE.replace(before, after)) != digest(ONE) == digest("\n\n# elsewhere\n" + ONE, "another")
+
+
+def install(kind: str, root: Path, change: str = "", of: Path = PACKAGE) -> str:
+    """Install a copy, changed in one module; of this package without native code. Returns the place to import it from."""
+    left_out = ["__pycache__"] + ["_native"] * (of is PACKAGE)
+    shutil.copytree(of, root / "fastexchange", ignore=shutil.ignore_patterns(*left_out))
+    with (root / "fastexchange" / "dispatch" / "trampoline.py").open("a") as file:
+        file.write(change)
+    if "pyc" in kind:
+        assert compileall.compile_dir(root / "fastexchange", quiet=2, legacy=True, workers=1)
+        for file in root.rglob("*.py"):
+            file.unlink()
+    if "zip" not in kind:
+        return str(root)
+    archive = shutil.make_archive(str(root / "package"), "zip", root, "fastexchange")
+    shutil.rmtree(root / "fastexchange")
+    return archive
+
+
+STAMPS = """
+    import sys
+    sys.path[:] = [sys.argv[1], *sys.path[2:]]  # in place of this package's folder, and these tests'
+    import fastexchange
+    from fastexchange.ground import cfunction, shipped, sources
+    assert fastexchange.__file__.startswith(sys.argv[1]), fastexchange.__file__
+    assert cfunction.code_cache.is_kept, cfunction.code_cache.why_not_kept
+    assert "none is installed" in shipped.shipped_code().why_not, shipped.shipped_code().why_not
+    print(sources.source_stamp("fastexchange.dispatch.trampoline"), sources.code_digest(compile(sys.argv[2], "x", "exec")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["files", "pyc", "zip", "pyc in a zip"])
+def test_code_is_kept_however_the_package_is_installed(kind, tmp_path):
+    """By a stamp that is the same in another folder, and another after a change. Python's sets have another order in each."""
+    stamps, digests = [], []
+    for name, change in (("1", ""), ("2", ""), ("3", "\nCHANGED = 1\n")):
+        (tmp_path / name).mkdir()
+        place = install(kind, tmp_path / name, change)
+        done = run_python(STAMPS, place, ONE, NUMBA_CACHE_DIR=str(tmp_path / "cache"), PYTHONHASHSEED=name)
+        stamp, its_digest = done.stdout.split()
+        stamps.append(stamp), digests.append(its_digest)
+    assert stamps[0] and stamps[0] == stamps[1] != stamps[2] and set(digests) == {digest(ONE)}
+
+
+def test_a_helper_is_compiled_once_for_all_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cfunction, "shipped_code", lambda: shipped.ShippedCode((), {}, {}, {}, False, "none"))
+    met = []
+    for _process in range(2):
+        monkeypatch.setattr(cfunction, "code_cache", cache := cfunction.CodeCache())
+        helper = cfunction.Part(fast_parts.arrays_of._python_function, fast_parts.arrays_of._signature)
+        symbol, library = helper.compiled
+        assert isinstance(library, numba_code.LinkableCode) and library._get_module_for_linking().get_function(symbol)
+        met.append((symbol, cache.misses, cache.hits))
+    (first, *compiled), (second, *loaded) = met
+    assert first == second and (compiled, loaded) == ([1, 0], [0, 1])
+
+
+ANOTHER_USER = """
+    import os, sys
+    import numpy as np
+    from fastexchange import fast_args
+    from fastexchange.command import probe
+    from fastexchange.ground import cfunction
+    cfunction.ROOT, cfunction.user_cache = cfunction.Path("/dev/null"), lambda: None
+    if sys.argv[1] == "can read":
+        [fast_args(lambda x: x[0])(np.ones(3)) for _ in range(2)]
+    list(probe._disk_cache()), cfunction.code_cache.why_not_kept  # have read what another user may not be able to
+    cfunction.code_cache.__dict__.pop("folders", None)
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+    for finding in probe._disk_cache():
+        print(finding.status, finding.text, finding.advice)
+    print(cfunction.code_cache.why_not_kept)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs rights that can be dropped")
+def test_a_folder_that_root_has_filled(tmp_path):
+    """Another user loads from it, unless a group may write to it: then doctor and the line on stderr say what to run."""
+    copy_native_code(tmp_path)
+    kernel = "[fast_args(lambda x: x[0])(np.ones(3)) for _ in range(2)]"
+    run_python(f"import numpy as np; from fastexchange import fast_args; {kernel}", NUMBA_CACHE_DIR=str(tmp_path))
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_mode & 0o55 != 0o55:  # pytest's own
+            folder.chmod(0o755)
+    said = run_python(ANOTHER_USER, "can read", NUMBA_CACHE_DIR=str(tmp_path)).stdout
+    assert "can be read, not written: this run loaded" in said and said.startswith("ok"), said
+    (tmp_path / "fastexchange").chmod(0o775)
+    said = run_python(ANOTHER_USER, "cannot believe it", NUMBA_CACHE_DIR=str(tmp_path)).stdout
+    assert "other users can write to it (mode 775)" in said.splitlines()[-1], said
+    assert "set NUMBA_CACHE_DIR" in said and "precompile" in said, said

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_producers import Dunder
 
 from fastexchange import OverheadReport, fast_args
 from fastexchange.command import bench
@@ -23,39 +24,34 @@ def samples(median: float, spread: float) -> Samples:
     return Samples(np.array([median - spread, median - spread / 2, median, median + spread / 2, median + spread]))
 
 
-@pytest.mark.parametrize(
-    ("median", "spread", "signed", "expected"),
-    [
-        (26.2, 1.1, False, True), (1.0, 1.0, False, True), (0.0, 0.0, False, True), (0.5, 0.6, False, False),
-        (-1261.7, 2475.4, False, False), (-5.0, 1.0, False, False), (-5.0, 1.0, True, True), (-5.0, 6.0, True, False),
-        (float("nan"), 1.0, False, False), (1.0, float("nan"), False, False), (float("inf"), 1.0, True, False),
-    ],
-)  # fmt: skip
-def test_the_rule(median, spread, signed, expected):
-    assert is_measurable(median, spread, signed) is expected
+RULE = [  # a median, a spread, whether the figure has a sign, whether it means anything
+    (26.2, 1.1, False, True), (1.0, 1.0, False, True), (0.0, 0.0, False, True), (0.5, 0.6, False, False),
+    (-1261.7, 2475.4, False, False), (-5.0, 1.0, False, False), (-5.0, 1.0, True, True), (-5.0, 6.0, True, False),
+    (float("nan"), 1.0, False, False), (1.0, float("nan"), False, False), (float("inf"), 1.0, True, False),
+]  # fmt: skip
 
 
-def test_samples_follow_the_rule():
+def test_the_rule():
+    for median, spread, signed, expected in RULE:
+        assert is_measurable(median, spread, signed) is expected, (median, spread, signed)
     made = samples(-1261.7, 2475.4)
     assert made.spread == pytest.approx(2475.4) and not made.is_measurable()
-    assert figures.time(made) == "not measurable here (spread 2.48 us)"
-    assert figures.time(samples(86.7, 2)) == "86.7 ns"
+    assert figures.time(made) == "not measurable here (spread 2.48 us)" and figures.time(samples(86.7, 2)) == "86.7 ns"
     assert figures.figure(samples(-3, 1), "{:.1f}".format, signed=True) == "-3.0"
+    assert figures.spread(Samples(np.array([20.0]))) == "not measurable", "of one round there is no spread"
+    assert figures.spread(Samples(np.array([20.0, 20.0]))) == "0.0"
 
 
 def test_a_ratio_of_what_is_not_measurable_is_not_either():
     lost = samples(100.0, 150.0)
     steady = lost / lost  # 1 in every round: its own spread shows nothing
     assert (steady.median, steady.spread) == (1.0, 0.0) and not steady.is_measurable()
-    assert not (samples(50, 1) / lost).is_measurable() and not (lost / samples(50, 1)).is_measurable()
-    assert not (steady * 2).is_measurable() and not (steady / 2).is_measurable()
+    for ratio in (samples(50, 1) / lost, lost / samples(50, 1), steady * 2, steady / 2):
+        assert not ratio.is_measurable()
     assert (samples(50, 1) / samples(100, 1)).is_measurable()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not (samples(50, 1) / Samples(np.zeros(5))).is_measurable()
-
-
-# ---- the report ------------------------------------------------------------------------------------------------------
 
 
 @fast_args
@@ -63,15 +59,21 @@ def add(x, y):
     pass
 
 
-def measured(monkeypatch, noise: float) -> tuple[OverheadReport, list[str]]:
-    """A report where every call takes 100 ns, and 10 for each argument, and the warnings. `noise`: the standard deviation."""
+ARGUMENTS = np.ones(1), 2.5
+
+
+def measured(monkeypatch, noise: float, kernel=add, arguments=ARGUMENTS) -> tuple[OverheadReport, list[str]]:
+    """A report where every call takes 100 ns, and 10 for each argument, and the warnings. `noise`: the standard deviation.
+
+    An argument with only ``__dlpack__`` takes 70.
+    """
 
     def time_statements(statements, rounds=25, **options) -> Timings:
         generator = np.random.default_rng(0)
 
         def made(statement, key) -> Samples:
-            count = len(statement.names.get("a", ())) or 2
-            return Samples(100.0 + 10 * count + noise * generator.standard_normal(rounds))
+            cost = sum(70 if type(each) is Dunder else 10 for each in statement.names.get("a", arguments))
+            return Samples(100.0 + cost + noise * generator.standard_normal(rounds))
 
         calls = {key: made(statement, key) for key, statement in statements.items()}
         calls["call"] = calls["empty"] + Samples(50.0 + noise * generator.standard_normal(rounds))
@@ -80,18 +82,24 @@ def measured(monkeypatch, noise: float) -> tuple[OverheadReport, list[str]]:
     monkeypatch.setattr(overhead, "time_statements", time_statements)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        report = overhead.measure(add, np.ones(1), 2.5)
+        report = overhead.measure(kernel, *arguments)
     return report, [str(each.message) for each in said]
 
 
 def test_a_quiet_machine_has_figures(monkeypatch):
+    """Each argument has what one more of it adds, and the kernel what is not overhead."""
     report, said = measured(monkeypatch, 0.01)
+    assert [each.total.median for each in report.arguments] == [pytest.approx(10, abs=0.1)] * 2
     assert LOST not in str(report) + report._repr_html_() and said == []
     assert str(report).splitlines()[0] == "add(): 170 ns a call, of which overhead 120 ns (71%), kernel 50 ns"
     (line,) = [line for line in str(report).splitlines() if line.startswith("x ")]
     assert line.split()[:4] == ["x", "numpy.ndarray", "ndarray", "10.0"]
     frame = report.to_dict()
     assert frame["call"]["measurable"] and frame["arguments"][0]["total"]["measurable"] and frame["noise"]["measurable"]
+    for arguments in ((Dunder(np.ones(1)), np.ones(1), 1), (*[np.ones(1)] * 8, Dunder(np.ones(1)))):
+        report, _ = measured(monkeypatch, 0.01, fast_args(lambda *arguments: None), arguments)
+        costs = [70 if type(each) is Dunder else 10 for each in arguments]
+        assert [round(each.total.median) for each in report.arguments] == costs and round(report.call.median) == 100
 
 
 def test_a_busy_machine_has_none(monkeypatch):
@@ -113,14 +121,6 @@ def test_a_busy_machine_has_none(monkeypatch):
     pytest.importorskip("pandas")
     frame = report.to_pandas()
     assert not frame.measurable.any() and frame.median_ns[0] == report.arguments[0].total.median
-
-
-def test_a_part_that_noise_hides_is_warned_of(monkeypatch):
-    report, said = measured(monkeypatch, 50.0)
-    x, y = report.arguments
-    assert report.overhead.is_measurable() and not x.total.is_measurable() and not y.total.is_measurable()
-    (sentence,) = [each for each in report.warnings if each.startswith("noise: what 'x', 'y' cost is not measurable here;")]
-    assert f"measure(): {sentence}" in said
 
 
 def crafted(*costs: ArgumentCost, **parts) -> OverheadReport:
@@ -154,15 +154,12 @@ def test_bars_are_what_their_colours_say():
     assert "20.0" in str(report) and f"{LOST}1.0)" not in str(report).splitlines()[2]
 
 
-@pytest.mark.parametrize(
-    ("costs", "expected"),
-    [
-        ([cost("x", samples(2, 0.1))], [pictures.OWN]),
-        ([cost("x", samples(40, 1), samples(30, 1))], [pictures.PRODUCER, pictures.OWN]),
-        ([cost("x", samples(40, 90), samples(30, 1))], [pictures.OWN]),
-        ([cost("x", samples(40, 1), path="numba")], [pictures.NUMBA]),
-    ],
-)
+@pytest.mark.parametrize(("costs", "expected"), [
+    ([cost("x", samples(2, 0.1))], [pictures.OWN]),
+    ([cost("x", samples(40, 1), samples(30, 1))], [pictures.PRODUCER, pictures.OWN]),
+    ([cost("x", samples(40, 90), samples(30, 1))], [pictures.OWN]),
+    ([cost("x", samples(40, 1), path="numba")], [pictures.NUMBA]),
+])  # fmt: skip
 def test_a_legend_names_the_colours_that_there_are(costs, expected):
     report = crafted(*costs)
     document = report._repr_html_()
@@ -177,23 +174,24 @@ def test_a_legend_names_the_colours_that_there_are(costs, expected):
     assert [text.get_text() for text in legend.get_texts()] == expected if legend else len(expected) == 1
 
 
-def test_a_plot_says_what_is_not_measurable():
+def test_a_plot_and_a_table_say_what_is_not_measurable():
     lost = samples(-1261.7, 2475.4)
     axes, _ = plotted(replace(crafted(cost("x", samples(2, 0.1)), call=lost), alone=lost, overhead=lost))
     assert [text.get_text().strip() for text in axes.texts] == ["2.0", f"{LOST}2475.4)"]
     words = "not measurable here (spread 2.48 us)"
     assert axes.get_title(loc="left") == f"kernel(): 100 ns a call, of which overhead {words}, kernel {words}"
     assert len(axes.get_yticks()) == 2 and axes.get_ylim() == (1.5, -0.5)
+    report = replace(crafted(), alternatives=(Alternative("another", samples(300, 2), ""),), passing=samples(100, 300))
+    this, another = [line for line in str(report).splitlines() if line.startswith(("another", "this call"))]
+    assert LOST in this and "300.0" in another and LOST in another  # no ratio to it
 
 
-def test_alternatives_have_no_ratio_to_what_is_not_measurable():
-    way = Alternative("another", samples(300, 2), "")
-    report = replace(crafted(), alternatives=(way,), passing=samples(100, 300))
-    lines = [line for line in str(report).splitlines() if line.startswith(("another", "this call"))]
-    assert LOST in lines[0] and "300.0" in lines[1] and LOST in lines[1]
+def test_noise_and_drift_are_warned_of(monkeypatch):
+    report, warned = measured(monkeypatch, 50.0)
+    assert report.overhead.is_measurable() and not any(each.total.is_measurable() for each in report.arguments)
+    (sentence,) = [each for each in report.warnings if each.startswith("noise: what 'x', 'y' cost is not measurable here;")]
+    assert f"measure(): {sentence}" in warned
 
-
-def test_noise_and_drift_are_warned_of():
     def said(empty, control, loop) -> list[str]:
         notes = Notes()
         with warnings.catch_warnings():
@@ -209,9 +207,6 @@ def test_noise_and_drift_are_warned_of():
     for lost in (np.tile([-160.0, -100.0, 340.0], 4), np.tile([-300.0, 10.0, 340.0], 4)):
         (sentence, *_) = said(lost, lost, steady)
         assert LOST in sentence and "%" not in sentence
-
-
-# ---- tables of others ------------------------------------------------------------------------------------------------
 
 
 def test_bench(monkeypatch, capsys):
@@ -233,7 +228,10 @@ def document(**rows: tuple[float, float]) -> dict:
     return {"machine": {}, "rounds": 5, "results": results}
 
 
-def test_compare_leaves_out_what_is_not_measurable():
+def test_compare_leaves_out_what_is_not_measurable_and_files_mark_it():
+    row = files.result("a", samples(-20, 90))
+    assert row["measurable"] is False and row["median_ns"] == -20 and len(row["samples_ns"]) == 5
+    assert "measurable" not in files.result("a", samples(20, 1))
     old = document(fast=(5.0, 30.0), other=(20.0, 1.0), negative=(-3.0, 1.0), nothing=(0.0, 0.0))
     new = document(fast=(500.0, 1.0), other=(20.0, 1.0), negative=(3.0, 1.0), nothing=(1.0, 0.0))
     found = compare(old, new)
@@ -244,11 +242,3 @@ def test_compare_leaves_out_what_is_not_measurable():
         for made, its_spread in ((old, spread), (new, 0.01)):
             made["results"][0] |= {"reference": "bench/njit", "ratio": 0.2, "ratio_iqr": its_spread}
         assert compare(old, new).moves[0].to_reference == expected
-
-
-def test_files_keep_and_mark_them():
-    row = files.result("a", samples(-20, 90))
-    assert row["measurable"] is False and row["median_ns"] == -20 and len(row["samples_ns"]) == 5
-    assert "measurable" not in files.result("a", samples(20, 1))
-    assert figures.spread(Samples(np.array([20.0]))) == "not measurable", "of one round there is no spread"
-    assert figures.spread(Samples(np.array([20.0, 20.0]))) == "0.0"

@@ -18,6 +18,7 @@ import fastexchange
 from fastexchange.measuring import files, tables
 
 FIGURE = r"\s+(?:[\d.]+|-|not measurable here \(spread [^)]*\))"  # a busy machine may measure nothing
+KINDS = {"numpy": "NumPy arrays", "dunder": "objects with only __dlpack__", "torch": "PyTorch tensors (CPU)"}
 
 
 def table(output: str) -> dict[str, list[tuple[str, list[float]]]]:
@@ -42,55 +43,49 @@ def quick(tmp_path_factory) -> tuple[subprocess.CompletedProcess, dict]:
     return done, files.read(file)
 
 
-def test_prints_a_table(quick):
+def test_prints_a_table_versions_and_noise(quick):
     done, _ = quick
     groups = table(done.stdout)
-    expected = {"NumPy arrays", "objects with only __dlpack__"}
-    assert set(groups) == expected | ({"PyTorch tensors (CPU)"} if torch else set())
+    assert set(groups) == {name for short, name in KINDS.items() if short != "torch" or torch}
     for name, rows in groups.items():
         labels = [label for label, _ in rows]
-        assert labels[0].startswith("fastexchange")
+        assert labels[0].startswith("fastexchange") and any("__dlpack__" in label for label in labels)
         assert any("np.from_dlpack" in label for label in labels) or ("PyTorch" in name and not has_versioned_capsules())
-        assert any("__dlpack__" in label for label in labels)
         assert rows[0][1][-1] == 1
         for _, (call, _, argument, ratio) in rows:
             if not math.isnan(call + argument + ratio + rows[0][1][0]):
                 assert abs(call / 3 - argument) <= 0.1
                 assert 0.2 < call / rows[0][1][0] / ratio < 5  # a ratio of medians, a median of ratios
-    assert any(label.startswith("plain @njit") for label, _ in groups["NumPy arrays"])
-    assert any("tvm-ffi" in label for label, _ in groups["NumPy arrays"]) == (tvm_ffi is not None)
+    labels = [label for label, _ in groups["NumPy arrays"]]
+    assert any(label.startswith("plain @njit") for label in labels)
+    assert any("tvm-ffi" in label for label in labels) == (tvm_ffi is not None)
     if torch:
-        assert any("x.numpy()" in label for label, _ in groups["PyTorch tensors (CPU)"])
+        assert any("x.numpy()" in label for label, _ in groups[KINDS["torch"]])
         assert "PyTorch is not installed" not in done.stdout
     lines = [line for line in done.stdout.splitlines() if re.search(r"(?:\s+[\d.]+){4}$", line)]
     assert len({len(line) for line in lines}) == 1, "columns are aligned"
-
-
-def test_prints_versions_and_noise_and_what_it_does_without_a_terminal(quick):
-    done, _ = quick
     assert f"fastexchange {fastexchange.__version__}" in done.stdout and f"numpy {np.__version__}" in done.stdout
     assert lines_said(done.stderr) == [f"fastexchange: {stage} …" for stage in ("importing", "compiling", "measuring")]
     ratios = re.search(r"^Noise: .*: (.*)\.$", done.stdout, re.MULTILINE)[1].split(", ")
     figure = r"(?:\d\.\d{3} x|not measurable here \(spread [^)]*\))"
-    assert [re.fullmatch(rf"{figure} with (.*)", ratio)[1] for ratio in ratios] == list(table(done.stdout))
+    assert [re.fullmatch(rf"{figure} with (.*)", ratio)[1] for ratio in ratios] == list(groups)
 
 
 def test_writes_what_it_prints(quick):
-    quick, document = quick
+    done, document = quick
     rows = {row["key"]: row for row in document["results"]}
-    names = {"numpy": "NumPy arrays", "torch": "PyTorch tensors (CPU)", "dunder": "objects with only __dlpack__"}
-    printed = [row for rows in table(quick.stdout).values() for row in rows]
+    printed = [row for rows in table(done.stdout).values() for row in rows]
     written = [row for key, row in rows.items() if key.startswith("bench/")]
     assert [label for label, _ in printed] == [row["label"] for row in written]
     for (_, (call, spread, _, _)), row in zip(printed, written, strict=True):
         assert math.isnan(call) or abs(call - row["median_ns"]) <= 0.051
         assert math.isnan(spread) or abs(spread - row["iqr_ns"]) <= 0.051
-    for short, name in names.items():
-        if name in table(quick.stdout):
+    for short, name in KINDS.items():
+        if name in table(done.stdout):
             assert rows[f"bench/{short}/fast"]["reference"] == f"bench/{short}/export"
             assert rows[f"control/bench-{short}/b"]["reference"] == f"control/bench-{short}/a"
             ratio = f"{rows[f'control/bench-{short}/b']['ratio']:.3f} x with {name}"
-            assert ratio in quick.stdout or re.search(rf"not measurable here \(.*?\) with {name}", quick.stdout)
+            assert ratio in done.stdout or re.search(rf"not measurable here \(.*?\) with {name}", done.stdout)
     assert all(len(row["samples_ns"]) == document["rounds"] == 5 for row in rows.values())
     assert document["machine"]["packages"]["numpy"] == np.__version__
 
@@ -104,11 +99,10 @@ def test_a_file_that_cannot_be_written_is_found_out_at_once(tmp_path, where):
     assert "Traceback" in run_here("--quick", "--traceback", "--json", tmp_path / where).stderr
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [("", "PyTorch is not installed"), ("raise OSError('it is gone')", "PyTorch cannot be imported (OSError: it is gone)")],
-    ids=["not installed", "broken"],
-)
+@pytest.mark.parametrize(("code", "words"), [
+    pytest.param("", "PyTorch is not installed", id="not installed"),
+    pytest.param("raise OSError('it is gone')", "PyTorch cannot be imported (OSError: it is gone)", id="broken"),
+])  # fmt: skip
 def test_without_torch_and_tvm_ffi(tmp_path, code, words):
     (tmp_path / "torch.py").write_text(code)
     done = run("--quick", path=without(tmp_path, "tvm_ffi", *["torch"] * (not code)))
@@ -117,13 +111,10 @@ def test_without_torch_and_tvm_ffi(tmp_path, code, words):
     assert words in done.stdout and "apache-tvm-ffi is not installed" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--nonsense", "--nonsense"), ("nonsense", "nonsense"), ("bench --nonsense", "--nonsense"), ("bench x", "x"),
-        ("compare a", "required: NEW"), ("doctor x", "x"), ("run", ""), ("run --", ""), ("run -m", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("--nonsense", "--nonsense"), ("nonsense", "nonsense"), ("bench --nonsense", "--nonsense"), ("bench x", "x"),
+    ("compare a", "required: NEW"), ("doctor x", "x"), ("run", ""), ("run --", ""), ("run -m", ""),
+])  # fmt: skip
 def test_unknown_or_missing_arguments(arguments, words):
     done = run_here(*arguments.split())
     assert (done.returncode, done.stdout) == (2, "") and words in done.stderr
@@ -144,17 +135,35 @@ def test_help_of_a_command(command):
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("option", ["--help", "-h"])
-def test_help(option):
-    done = run_here(option)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "examples:" in done.stdout
-    assert re.findall(r"^  (\d+) ", done.stdout.partition("exit codes:")[2], re.MULTILINE) == ["0", "1", "2", "130"]
-
-
-def test_version():
-    done = run("--version")
+def test_help_and_version():
+    for option in ("--help", "-h"):
+        done = run_here(option)
+        assert (done.returncode, done.stderr) == (0, "") and "examples:" in done.stdout
+        assert re.findall(r"^  (\d+) ", done.stdout.partition("exit codes:")[2], re.MULTILINE) == ["0", "1", "2", "130"]
+    done = run_here("--version")
     assert (done.returncode, done.stdout) == (0, f"fastexchange {fastexchange.__version__}\n")
+
+
+LINES = ["first", tables.Row(("a", "1")), tables.Row(("long", "2\n22"), "red"), "second", tables.Row(("b", "333"))]
+
+
+def test_tables(capsys, monkeypatch):
+    plain = "         ns\n\nfirst\n  a       1\n  long    2\n         22\n\nsecond\n  b     333\n"
+    tables.show(("", "ns"), LINES)
+    assert capsys.readouterr().out == plain
+    tables.show(("", ""), [tables.Row(("a", "1"))], left=(0, 1))
+    assert capsys.readouterr().out == "a  1\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with monkeypatch.context() as broken:
+        broken.setitem(sys.modules, "rich", None)  # it does not matter
+        tables.show(("", "ns"), LINES)
+        assert capsys.readouterr().out == plain
+    if importlib.util.find_spec("rich") is not None:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        tables.show(("", "ns"), LINES)
+        printed = capsys.readouterr().out
+        assert "\033[31mlong" in printed and "\033[1mfirst" in printed and "─" in printed
 
 
 def test_ctrl_c(tmp_path):
@@ -162,33 +171,6 @@ def test_ctrl_c(tmp_path):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     done = run("explain", "interrupted:kernel", path=without(tmp_path, code=code))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-# ---- tables --------------------------------------------------------------------------------------------------------
-
-LINES = ["first", tables.Row(("a", "1")), tables.Row(("long", "2\n22"), "red"), "second", tables.Row(("b", "333"))]
-
-
-def test_plain_tables(capsys, monkeypatch):
-    plain = "         ns\n\nfirst\n  a       1\n  long    2\n         22\n\nsecond\n  b     333\n"
-    tables.show(("", "ns"), LINES)
-    assert capsys.readouterr().out == plain
-    tables.show(("", ""), [tables.Row(("a", "1"))], left=(0, 1))
-    assert capsys.readouterr().out == "a  1\n"
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setitem(sys.modules, "rich", None)  # broken: it does not matter
-    tables.show(("", "ns"), LINES)
-    assert capsys.readouterr().out == plain
-
-
-@pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="rich is not installed")
-def test_a_rich_table(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    tables.show(("", "ns"), LINES)
-    printed = capsys.readouterr().out
-    assert "\033[31mlong" in printed and "\033[1mfirst" in printed and "─" in printed
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from shell import ROOT, run, run_here
 
-from fastexchange.__main__ import main
 from fastexchange.command.compare import YARDSTICKS, compare
 from fastexchange.measuring import files
 from fastexchange.measuring.timing import Samples
@@ -31,11 +30,6 @@ def document(peers: float = 1.0, machine=MACHINE, changes=None, **ours: float) -
     return {"machine": machine, "rounds": 5, "results": results}
 
 
-def reference(ns: float, fast: float) -> dict:
-    """Changes: the reference takes as long."""
-    return {"export": {"median_ns": ns}, "fast": {"ratio": fast / ns}}
-
-
 @pytest.fixture
 def written(tmp_path):
     """A function that writes documents, and returns their paths."""
@@ -55,7 +49,9 @@ def directions(old: dict, new: dict, **options) -> dict[str, int]:
 
 FORTY = [f"row{number}" for number in range(40)]
 OF_OURS = {"keywords": {"reference": "bench/fast", "ratio": 2.0}}
-DRIFTED = reference(107.0, 21.4) | {"njit": {"median_ns": 107.0}, "fast": {"ratio": 0.214}}
+ASTRAY = {"export": {"median_ns": 150.0}, "fast": {"ratio": 20 / 150}}
+ASTRAY_TOO = {"export": {"median_ns": 110.0}, "fast": {"ratio": 0.2}}
+DRIFTED = {"export": {"median_ns": 107.0}, "njit": {"median_ns": 107.0}, "fast": {"ratio": 0.214}}
 MOVES = {
     "nothing moves": (document(fast=20, slow=30), document(fast=20.5, slow=29.5), {}),
     **{f"one row is slower, on a machine that takes {peers} times as long": (
@@ -66,10 +62,10 @@ MOVES = {
         document(**dict.fromkeys(FORTY, 20)), document(**dict.fromkeys(FORTY, 24)), dict.fromkeys(FORTY, 1)
     ),
     "a reference that moved says nothing alone": (
-        document(fast=20), document(fast=20, changes=reference(150.0, 20)), {"numpy/export": 1}
+        document(fast=20), document(fast=20, changes=ASTRAY), {"numpy/export": 1}
     ),
     "what a row has in common with its reference, the machine may have done to both": (
-        document(fast=20, slow=20), document(fast=22, slow=22, changes=reference(110.0, 22)), {"numpy/export": 1, "slow": 1}
+        document(fast=20, slow=20), document(fast=22, slow=22, changes=ASTRAY_TOO), {"numpy/export": 1, "slow": 1}
     ),
     "a reference of our own excuses nothing": (
         document(fast=20, keywords=40, changes=OF_OURS), document(fast=30, keywords=60, changes=OF_OURS),
@@ -106,31 +102,22 @@ def test_numbers():
     assert compare(document(fast=20, gone=0.0), document(fast=20, gone=-0.1)).incomparable == ["bench/gone"]
     for threshold, direction in ((0.2, 0), (0.1, 1)):
         assert directions(document(fast=20), document(fast=23), threshold=threshold)["bench/fast"] == direction
+    old, new = ({**document(peers), "results": document(peers)["results"][:2]} for peers in (1.0, 2.0))
+    found = compare(old, new)  # without enough yardsticks nothing is taken out
+    assert (found.drift, found.yardsticks) == (1.0, 2) and [move.direction for move in found.moves] == [1, 1]
 
 
-def test_without_yardsticks_nothing_is_taken_out():
-    old, new = document(), document(peers=2.0)
-    for content in (old, new):
-        content["results"] = content["results"][:2]
-    found = compare(old, new)
-    assert (found.drift, found.yardsticks) == (1.0, 2)
-    assert [move.direction for move in found.moves] == [1, 1]
-
-
-@pytest.mark.parametrize("after, direction", [(1000.0, 0), (1300.0, 1)])
-def test_rows_in_bytes_have_no_drift(written, after, direction, capsys):
-    documents = document(fast=20.0), document(2.0, fast=20.0)
-    for made, number in zip(documents, (1000.0, after), strict=True):
-        made["results"].append(files.result("memory/kernels/fast", Samples(np.array([number] * 2)), unit="bytes"))
-    assert directions(*documents)["memory/kernels/fast"] == direction
-    assert main(["compare", *map(str, written(*documents))]) == 0
-    assert "memory/kernels/fast" in capsys.readouterr().out
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
+def test_rows_in_bytes_have_no_drift(written):
+    for after, direction in ((1000.0, 0), (1300.0, 1)):
+        documents = document(fast=20.0), document(2.0, fast=20.0)
+        for made, number in zip(documents, (1000.0, after), strict=True):
+            made["results"].append(files.result("memory/kernels/fast", Samples(np.array([number] * 2)), unit="bytes"))
+        assert directions(*documents)["memory/kernels/fast"] == direction
+    assert "memory/kernels/fast" in run_here("compare", *written(*documents)).stdout
 
 
 def test_prints_rows_and_summary(written):
+    """And a warning of another machine."""
     done = run_here("compare", *written(document(fast=20, gone=3), document(fast=30, made=4)))
     assert (done.returncode, done.stderr) == (0, "")
     row = next(line for line in done.stdout.splitlines() if line.startswith("  bench/fast "))
@@ -139,27 +126,9 @@ def test_prints_rows_and_summary(written):
     assert "only in OLD: bench/gone\nonly in NEW: bench/made\n" in done.stdout
     assert done.stdout.endswith("8 rows: 1 slower, 0 faster, 7 within noise.\n")
     assert "warning" not in done.stdout
-
-
-def test_strict(written):
-    old, new = written(document(fast=20), document(fast=30))
-    assert run("compare", "--strict", old, new).returncode == 1
-    assert run_here("compare", "--strict", new, old).returncode == 0
-    assert run_here("compare", "--strict", "--threshold", "60", old, new).returncode == 0
-
-
-def test_strict_is_about_our_own_rows(written):
-    slower = document(fast=20, changes={"njit": {"median_ns": 200.0}})
-    done = run("compare", "--strict", *written(document(fast=20), slower))
-    assert done.returncode == 0
-    assert "1 slower (1 of them yardsticks or controls)" in done.stdout
-
-
-def test_warns_of_another_machine(written):
     other = {**MACHINE, "cpu": "another", "python": "3.12.1", "packages": {"numba": "0.69", "numpy": "2.4"}}
     done = run_here("compare", *written(document(), document(machine=other)))
-    warned = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
-    assert warned == [
+    assert [line for line in done.stdout.splitlines() if line.startswith("warning: ")] == [
         "warning: cpu differs: one, then another",
         "warning: python differs: 3.11.7, then 3.12.1",
         "warning: numba differs: 0.68.1, then 0.69",
@@ -167,55 +136,61 @@ def test_warns_of_another_machine(written):
     ]
 
 
+def test_strict_is_about_our_own_rows(written):
+    slower = document(fast=20, changes={"njit": {"median_ns": 200.0}})
+    old, new, yardstick = written(document(fast=20), document(fast=30), slower)
+    assert run("compare", "--strict", old, new).returncode == 1
+    assert run_here("compare", "--strict", new, old).returncode == 0
+    assert run_here("compare", "--strict", "--threshold", "60", old, new).returncode == 0
+    done = run_here("compare", "--strict", old, yardstick)
+    assert done.returncode == 0 and "1 slower (1 of them yardsticks or controls)" in done.stdout
+
+
 def changed(**changes) -> dict:
     """A document whose first row is changed."""
     return document(changes={"njit": changes})
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "is not JSON"),
-        ("{", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ("\udcff", "is not JSON"),
-        ("[]", "it holds a list, not an object"),
-        ("3", "it holds a number or a boolean"),
-        ({}, "its 'machine' is missing"),
-        ({"machine": {}, "results": {}}, "its 'results' is an object"),
-        ({"machine": {}, "results": [{}]}, "row 0 of its results has no 'key'"),
-        ({"machine": {}, "results": [3]}, "row 0 of its results has no 'key'"),
-        (changed(key="bench/numpy/tvm"), "two rows have the key 'bench/numpy/tvm'"),
-        (changed(median_ns="1"), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
-        (changed(median_ns=True), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
-        (changed(median_ns=10**400), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
-        (changed(iqr_ns=float("nan")), "the 'iqr_ns' of row 'bench/numpy/njit' is no number"),
-        (changed(reference="bench/numpy/tvm"), "has a 'reference', but not a 'ratio'"),
-        ({"machine": {}, "results": []}, "have no row in common"),
-    ],
-)
-def test_what_is_no_result_file(tmp_path, capsys, content, words):
+NO_RESULTS = [
+    ("", "is not JSON"),
+    ("{", "is not JSON"),
+    ("[" * 100_000, "is not JSON"),
+    ("\udcff", "is not JSON"),
+    ("[]", "it holds a list, not an object"),
+    ("3", "it holds a number or a boolean"),
+    ({}, "its 'machine' is missing"),
+    ({"machine": {}, "results": {}}, "its 'results' is an object"),
+    ({"machine": {}, "results": [{}]}, "row 0 of its results has no 'key'"),
+    ({"machine": {}, "results": [3]}, "row 0 of its results has no 'key'"),
+    (changed(key="bench/numpy/tvm"), "two rows have the key 'bench/numpy/tvm'"),
+    (changed(median_ns="1"), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
+    (changed(median_ns=True), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
+    (changed(median_ns=10**400), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
+    (changed(iqr_ns=float("nan")), "the 'iqr_ns' of row 'bench/numpy/njit' is no number"),
+    (changed(reference="bench/numpy/tvm"), "has a 'reference', but not a 'ratio'"),
+    ({"machine": {}, "results": []}, "have no row in common"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), NO_RESULTS)
+def test_what_is_no_result_file(tmp_path, content, words):
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_text(json.dumps(document()))
     text = content if isinstance(content, str) else json.dumps(content)
     bad.write_bytes(text.encode(errors="surrogateescape"))
     for pair in ((good, bad), (bad, good)):
-        assert main(["compare", *map(str, pair)]) == 2
-        printed, error = capsys.readouterr()
-        assert printed == "" and error.startswith("python -m fastexchange compare: ") and error.count("\n") == 1
-        assert str(bad) in error and words in error
+        done = run_here("compare", *pair)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.startswith("python -m fastexchange compare: ") and str(bad) in done.stderr and words in done.stderr
 
 
-def test_no_file(tmp_path):
+def test_no_file_and_no_threshold(tmp_path):
     done = run_here("compare", tmp_path / "none.json", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{tmp_path / 'none.json'} cannot be read: No such file" in done.stderr
     assert "Traceback" in run_here("compare", "--traceback", tmp_path / "none.json", tmp_path).stderr
-
-
-@pytest.mark.parametrize("percent", ["-1", "nan", "much"])
-def test_a_threshold_that_is_none(percent):
-    assert run_here("compare", "--threshold", percent, "a", "b").returncode == 2
+    for percent in ("-1", "nan", "much"):
+        assert run_here("compare", "--threshold", percent, "a", "b").returncode == 2
 
 
 def test_the_results_in_this_repository():

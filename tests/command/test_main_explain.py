@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from frameworks import torch
+from frameworks import needs_torch
 from shell import ROOT, run, run_here
 
 MODULE = """
@@ -63,56 +63,44 @@ def test_a_kernel(folder):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("<fast_args kernels_of_mine.add(x, y=2.0)>\n")
     found = facts(done.stdout)
-    assert found["defined in"] == f"{folder / 'kernels_of_mine.py'}, line 6"
-    assert found["parameters"] == "x, y=2.0"
-    assert found["fast_args"] == "grad='allow', returns=numpy.ndarray"
-    assert found["njit"] == "cache=True, fastmath=False, nogil=True"
     assert found["way"].startswith("native; it gives up the GIL")
-    assert found["compiled"] == "array(float64, 1d, C), omitted(default=2.0)"
-    assert found["calls"] == "2 fast, 1 slow in this process"
     assert found["disk cache"].endswith("__pycache__: 0 loaded, 1 compiled in this process")
+    expected = {
+        "defined in": f"{folder / 'kernels_of_mine.py'}, line 6", "parameters": "x, y=2.0",
+        "fast_args": "grad='allow', returns=numpy.ndarray", "njit": "cache=True, fastmath=False, nogil=True",
+        "compiled": "array(float64, 1d, C), omitted(default=2.0)", "calls": "2 fast, 1 slow in this process",
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
     again = facts(run("explain", "kernels_of_mine:add", path=folder).stdout)
     assert again["disk cache"].endswith("__pycache__: 1 loaded, 0 compiled in this process")
 
 
-def test_a_file(folder):
+def test_a_file(folder, tmp_path):
+    """Also one with the name of a module."""
     done = run_here("explain", f"{folder / 'kernels_of_mine.py'}:Holder.kernel")
     assert (done.returncode, done.stderr) == (0, "")
     found = facts(done.stdout)
-    assert found["fast_args"] == "grad='refuse', out='x[n] -> out[n]'"
-    assert found["njit"] == "no options"
-    assert found["way"] == "native; it borrows its tensors"
-    assert found["disk cache"].startswith("off")
-
-
-def test_a_file_with_the_name_of_a_module(tmp_path):
+    assert found["fast_args"] == "grad='refuse', out='x[n] -> out[n]'" and found["njit"] == "no options"
+    assert found["way"] == "native; it borrows its tensors" and found["disk cache"].startswith("off")
     (tmp_path / "numpy.py").write_text("from fastexchange import fast_args\nmine = fast_args(lambda x: x)\n")
-    done = run("explain", f"{tmp_path / 'numpy.py'}:mine", "--args", "np.ones(3)")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "numpy.ndarray: path ndarray" in done.stdout
+    done = run_here("explain", f"{tmp_path / 'numpy.py'}:mine", "--args", "np.ones(3)")
+    assert (done.returncode, done.stderr) == (0, "") and "numpy.ndarray: path ndarray" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("kernels_of_mine:launch", "|bound to numpy.ndarray|  x    numpy.ndarray: path ndarray|kernels_of_mine.twice(x, out)>"),
-        ("kernels_of_mine:vector", "numpy.ndarray: path ndarray (its C struct is read in place)\n"),
-        ("kernels_of_mine:add --args vector", "add: known: native"),
-        (
-            "kernels_of_mine:add --args np.ones(3,'f4'),y=[1,2][1]",
-            "add: new: the next such call compiles it\n|as array(float32, 1d, C)|as int64",
-        ),
-        pytest.param(
-            "kernels_of_mine:twice --args torch.ones(3,requires_grad=True)", "|refused with BufferError|requires grad",
-            marks=pytest.mark.skipif(torch is None, reason="PyTorch is not installed"),
-        ),
-        ("numpy:ndarray", "an instance of |: path ndarray ("),
-        ("builtins:float", "an instance of |: path scalar ("),
-        ("builtins:dict", "an instance of |: path numba ("),
-        ("array:array", "an instance of |: path buffer ("),
-        ("kernels.axpy:axpy", "<fast_args kernels.axpy.axpy(|grad='refuse'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("what", "words"), [
+    ("kernels_of_mine:launch", "|bound to numpy.ndarray|  x    numpy.ndarray: path ndarray|kernels_of_mine.twice(x, out)>"),
+    ("kernels_of_mine:vector", "numpy.ndarray: path ndarray (its C struct is read in place)\n"),
+    ("kernels_of_mine:add --args vector", "add: known: native"),
+    ("kernels_of_mine:add --args np.ones(3,'f4'),y=[1,2][1]",
+     "add: new: the next such call compiles it\n|as array(float32, 1d, C)|as int64"),
+    pytest.param("kernels_of_mine:twice --args torch.ones(3,requires_grad=True)", "|refused with BufferError|requires grad",
+                 marks=needs_torch),
+    ("numpy:ndarray", "an instance of |: path ndarray ("),
+    ("builtins:float", "an instance of |: path scalar ("),
+    ("builtins:dict", "an instance of |: path numba ("),
+    ("array:array", "an instance of |: path buffer ("),
+    ("kernels.axpy:axpy", "<fast_args kernels.axpy.axpy(|grad='refuse'"),
+])  # fmt: skip
 def test_what_is_explained(what, words):
     """It begins with the first words, and has the others."""
     done = run_here("explain", *what.split(" "))
@@ -121,31 +109,32 @@ def test_what_is_explained(what, words):
     assert done.stdout.startswith(begin) and all(each in done.stdout for each in others), done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nothing_of_this_name:x"], "nothing_of_this_name cannot be imported: ModuleNotFoundError: No module named"),
-        (["kernels_of_mine"], "is not MODULE:OBJECT"),
-        (["kernels_of_mine:"], "is not MODULE:OBJECT"),
-        ([":add"], "is not MODULE:OBJECT"),
-        (["none.py:add"], "there is no file none.py"),
-        (["kernels_of_mine:ad"], "kernels_of_mine has no 'ad'; its kernels: add, twice"),
-        (["kernels_of_mine:Holder.ad"], "kernels_of_mine has no 'ad' in Holder"),
-        (["math:ad"], "it has no kernels of fast_args"),
-        (["kernels_of_mine:plain"], "put @fast_args in the place of @njit"),
-        (["kernels_of_mine:function"], "decorate it with @fast_args"),
-        (["kernels_of_mine:plain", "--args", "1"], "put @fast_args in the place of @njit"),
-        (["kernels_of_mine:vector", "--args", "1"], "--args is for kernels"),
-        (["kernels_of_mine:liar", "--args", "1"], "--args is for kernels"),
-        (["kernels_of_mine:add", "--args", "1, 2, 3"], "--args: TypeError: add() takes from 1 to 2 positional arguments"),
-        (["kernels_of_mine:add", "--args", "x"], "--args: NameError"),
-        (["kernels_of_mine:add", "--args", "1 +"], "--args: SyntaxError"),
-        (["kernels_of_mine:add", "--args", "exit()"], "--args: "),
-        (["kernels_of_mine:twice", "--args", "np.ones(3), np.ones(4)"], "--args: ValueError"),
-    ],
-)
+ERRORS = [
+    ("nothing_of_this_name:x", "nothing_of_this_name cannot be imported: ModuleNotFoundError: No module named"),
+    ("kernels_of_mine", "is not MODULE:OBJECT"),
+    ("kernels_of_mine:", "is not MODULE:OBJECT"),
+    (":add", "is not MODULE:OBJECT"),
+    ("none.py:add", "there is no file none.py"),
+    ("kernels_of_mine:ad", "kernels_of_mine has no 'ad'; its kernels: add, twice"),
+    ("kernels_of_mine:Holder.ad", "kernels_of_mine has no 'ad' in Holder"),
+    ("math:ad", "it has no kernels of fast_args"),
+    ("kernels_of_mine:plain", "put @fast_args in the place of @njit"),
+    ("kernels_of_mine:function", "decorate it with @fast_args"),
+    ("kernels_of_mine:plain --args 1", "put @fast_args in the place of @njit"),
+    ("kernels_of_mine:vector --args 1", "--args is for kernels"),
+    ("kernels_of_mine:liar --args 1", "--args is for kernels"),
+    ("kernels_of_mine:add --args 1,2,3", "--args: TypeError: add() takes from 1 to 2 positional arguments"),
+    ("kernels_of_mine:add --args x", "--args: NameError"),
+    ("kernels_of_mine:add --args 1+", "--args: SyntaxError"),
+    ("kernels_of_mine:add --args exit()", "--args: "),
+    ("kernels_of_mine:twice --args np.ones(3),np.ones(4)", "--args: ValueError"),
+    (f"{ROOT / 'kernels' / 'axpy.py'}:axpy", "attempted relative import"),  # a part of a package as a file
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), ERRORS)
 def test_errors_are_one_line(arguments, words):
-    done = run_here("explain", *arguments)
+    done = run_here("explain", *arguments.split())
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("python -m fastexchange explain: ") and words in done.stderr
 
@@ -154,21 +143,7 @@ def test_errors_are_one_line(arguments, words):
 def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, ending):
     (tmp_path / "broken_module.py").write_text(f"{ending}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    done = run_here("explain", "broken_module:x")
+    done, shown = (run_here("explain", *option, "broken_module:x") for option in ([], ["--traceback"]))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "broken_module cannot be imported: " in done.stderr
-    shown = run_here("explain", "--traceback", "broken_module:x")
     assert shown.returncode == 2 and "Traceback" in shown.stderr and "broken_module.py" in shown.stderr
-
-
-def test_without_the_compiler(tmp_path):
-    code = MODULE.partition("class Holder")[0].replace("cache=True, ", "")
-    (tmp_path / "kernels_of_mine.py").write_text(code)
-    done = run("explain", "kernels_of_mine:add", path=tmp_path, NUMBA_DISABLE_JIT="1")
-    assert done.returncode == 2
-    assert "NUMBA_DISABLE_JIT is set" in done.stderr
-
-
-def test_a_part_of_a_package_as_a_file():
-    done = run_here("explain", f"{ROOT / 'kernels' / 'axpy.py'}:axpy")
-    assert done.returncode == 2 and "attempted relative import" in done.stderr

@@ -6,7 +6,7 @@ import sys
 import numba
 import numpy as np
 import pytest
-from interpreter import lines_said
+from interpreter import copy_native_code, lines_said
 from numba import types
 from numba.core import sigutils
 from shell import run, run_here
@@ -50,12 +50,8 @@ inner = made()
 number = 3
 
 def __precompile__():
-    return [
-        (scaled, "(float64[::1], float64)", (np.ones(2, "f4"), 3)),
-        (Holder.kernel, {"x": np.ones(2)}),
-    ]
+    return [(scaled, "(float64[::1], float64)", (np.ones(2, "f4"), 3)), (Holder.kernel, {"x": np.ones(2)})]
 """
-
 PROGRAM = """
 import sys
 import numpy as np
@@ -71,36 +67,49 @@ w.Holder.kernel(np.ones(1)); w.loose(np.zeros(1, "i4,f8"))
 print(sys.argv[1:])
 sys.exit(int(sys.argv[1]))
 """
+AGAIN = """
+import worked as w, numpy as np
+w.scaled(np.ones(2), 3.0), w.scaled(np.ones(2, "f4"), 3), w.Holder.kernel(np.ones(2))
+print([sum(kernel.stats.cache_misses.values()) for kernel in (w.scaled, w.Holder.kernel)])
+"""
 
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "worked.py").write_text(MODULE)
-    (tmp_path / "program.py").write_text(PROGRAM)
+    for name, text in (("worked", MODULE), ("program", PROGRAM), ("again", AGAIN)):
+        (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
+
+
+@pytest.fixture
+def imported(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "worked", raising=False)
+    yield folder
+    sys.modules.pop("worked", None)
+
+
+# ---- in other processes ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_precompiled_modules(folder):
+    copy_native_code(folder / "cache")
     environment = {"path": folder, "NUMBA_CACHE_DIR": str(folder / "cache")}
     done = run("precompile", "worked", "worked:Holder.kernel", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert [line.partition("(")[0] for line in lines] == ["worked:scaled"] * 2 + ["worked:Holder.kernel"] * 2
     assert all(f": kept in {folder / 'cache'}" in line for line in lines)
-    again = """
-import worked as w, numpy as np
-w.scaled(np.ones(2), 3.0), w.scaled(np.ones(2, "f4"), 3), w.Holder.kernel(np.ones(2))
-print([sum(kernel.stats.cache_misses.values()) for kernel in (w.scaled, w.Holder.kernel)])
-"""
-    (folder / "again.py").write_text(again)
-    assert run("record", "-o", folder / "again.json", folder / "again.py", **environment).stdout.split() == ["[0,", "0]"]
+    assert run("record", "-o", folder / "again.json", folder / "again.py", **environment).stdout == "[0, 0]\n"
     file = run("precompile", folder / "worked.py", **environment)
     assert file.returncode == 0 and file.stdout.count(": kept in ") == 3
 
 
 @pytest.mark.slow
 def test_a_recorded_program(folder):
+    copy_native_code(folder / "cache"), copy_native_code(folder / "other")
     environment = {"path": folder, "NUMBA_CACHE_DIR": str(folder / "cache")}
     output = folder / "recorded.json"
     done = run("record", "-o", output, "--", folder / "program.py", "3", "-o", "x", **environment)
@@ -118,91 +127,10 @@ def test_a_recorded_program(folder):
     environment["NUMBA_CACHE_DIR"] = str(folder / "other")
     made = run("precompile", output, **environment)
     assert made.returncode == 1 and made.stdout.count(": kept in ") == 4, made.stdout + made.stderr
-    assert "worked:loose(int64): not kept: it has no cache=True" in made.stdout
-    assert lines_said(made.stderr) == []
+    assert "worked:loose(int64): not kept: it has no cache=True" in made.stdout and lines_said(made.stderr) == []
     (folder / "again.py").write_text(PROGRAM.replace("sys.exit", "print(w.scaled.stats.cache_misses)\nsys.exit"))
     again = run("record", "-o", folder / "again.json", folder / "again.py", "0", **environment)
     assert again.stdout.splitlines()[-1] == "Counter()", "a signature that was recorded was compiled again"
-
-
-@pytest.fixture
-def imported(folder, monkeypatch):
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.chdir(folder)
-    monkeypatch.delitem(sys.modules, "worked", raising=False)
-    yield folder
-    sys.modules.pop("worked", None)
-
-
-def test_a_kernel_that_is_not_compiled_or_not_kept(imported):
-    listed = "[(bad, (1,), '(int8,)'), (loose, (1,)), (scaled, (1, object()))]"
-    (imported / "worked.py").write_text(f"{MODULE}\n__precompile__ = {listed}\n")
-    done = run_here("precompile", "worked")
-    assert done.returncode == 1 and done.stderr == ""
-    lines = done.stdout.splitlines()
-    assert len(lines) == 4
-    assert all(": not compiled: TypingError: " in line for line in lines[:2])
-    assert "no cache=True" in lines[2] and "not compiled: UnknownType: scaled(): argument 'factor'" in lines[3]
-
-
-def test_explain_says_that_there_is_nothing_to_carry(imported):
-    (line,) = (line for line in run_here("explain", "worked:loose").stdout.splitlines() if line.startswith("  pickle"))
-    assert "carries no machine code: nothing is compiled in this process" in line
-
-
-@pytest.mark.parametrize(("target", "listed", "said"), [
-    ("worked", "number", "list of tuples"),
-    ("worked", "None", "has no __precompile__"),
-    ("worked", "[]", "is empty"),
-    ("worked", "[scaled]", "list of tuples"),
-    ("worked", "[(scaled,)]", "list of tuples"),
-    ("worked", "[(number, 3)]", "is not a kernel"),
-    ("worked", "lambda: 1 / 0", "failed: ZeroDivisionError"),
-    ("worked", "lambda: exit(5)", "failed: SystemExit: 5"),
-    ("worked:number", "[(scaled, (1,))]", "is not a kernel"),
-    ("worked:loose", "[(scaled, (1,))]", "has no entry for loose"),
-    ("worked:none", "[(scaled, (1,))]", "its kernels: bad, inner, loose, pair, scaled"),
-    ("no_such_module", "[]", "cannot be imported"),
-    ("no_such.json", "[]", "cannot be read"),
-    ("worked.json", "[]", "is not a file of"),
-    ("empty.json", "[]", "has no signatures"),
-    ("none.json", "[]", "has no signatures"),
-    ("evil.json", "[]", "is no signature"),
-    ("file.json", "[]", "names a file"),
-])  # fmt: skip
-def test_targets_that_name_nothing(imported, target, listed, said):
-    (imported / "worked.py").write_text(f"{MODULE}\n__precompile__ = {listed}\n")
-    for name, kernels in {
-        "worked": {"worked:scaled": [3]}, "empty": {}, "none": {"worked:scaled": []}, "file": {"worked.py:scaled": []},
-        "evil": {"worked:scaled": ["__import__('os').mkdir('made')"]},
-    }.items():  # fmt: skip
-        (imported / f"{name}.json").write_text(json.dumps({"kernels": kernels}))
-    done = run_here("precompile", target)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("python -m fastexchange precompile: ") and said in done.stderr
-    assert not (imported / "made").exists()
-
-
-def test_without_a_compiler(folder):
-    for target in ("worked", "worked:loose"):
-        done = run("precompile", target, path=folder, NUMBA_DISABLE_JIT="1")
-        assert done.returncode == 2 and "NUMBA_DISABLE_JIT is set" in done.stderr and "0x" not in done.stderr
-
-
-@pytest.mark.parametrize("program", ["os.kill(os.getpid(), signal.SIGTERM)", "os._exit(3)", "none.py", "-m no_such_module", "["])
-def test_an_earlier_file_is_kept(imported, program):
-    """Of a program that is killed, and of one that there is not."""
-    (imported / "recorded.json").write_text('{"kernels": {}}')
-    (imported / "dies.py").write_text(f"import os, signal\n{program}\n")
-    is_named = program.startswith(("none", "-m"))
-    given = program.split() if is_named else ["dies.py"]
-    done = (run_here if is_named else run)("record", "-o", "recorded.json", *given)
-    assert done.returncode != 0
-    if program == "[":  # it has ended by an exception
-        assert "0 signatures" in done.stderr
-    else:
-        assert (imported / "recorded.json").read_text() == '{"kernels": {}}'
-    assert not list(imported.glob(".*"))
 
 
 def test_a_child_process_is_not_recorded(folder):
@@ -210,6 +138,21 @@ def test_a_child_process_is_not_recorded(folder):
     (folder / "parent.py").write_text(f"import os, worked, numpy as np\nif not os.fork(): {child}\nos.wait()")
     done = run("record", "-o", folder / "recorded.json", folder / "parent.py", path=folder)
     assert done.returncode == 0 and "0 signatures of 0 kernels" in done.stderr and "child processes" in done.stderr
+
+
+@pytest.mark.parametrize("program", ["os.kill(os.getpid(), signal.SIGTERM)", "none.py", "-m no_such_module", "["])
+def test_an_earlier_file_is_kept(imported, program):
+    """Of a program that is killed, and of one that there is not."""
+    (imported / "recorded.json").write_text('{"kernels": {}}')
+    (imported / "dies.py").write_text(f"import os, signal\n{program}\n")
+    is_named = program.startswith(("none", "-m"))
+    done = (run_here if is_named else run)("record", "-o", "recorded.json", *(program.split() if is_named else ["dies.py"]))
+    assert done.returncode != 0
+    if program == "[":  # it has ended by an exception
+        assert "0 signatures" in done.stderr
+    else:
+        assert (imported / "recorded.json").read_text() == '{"kernels": {}}'
+    assert not list(imported.glob(".*"))
 
 
 @pytest.mark.slow
@@ -220,28 +163,85 @@ def test_the_packages_own_code():
     assert "compiled 0: " in said[1].stdout, said[1].stdout
 
 
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_is_not_compiled_or_not_kept(imported):
+    listed = "[(bad, (1,), '(int8,)'), (loose, (1,)), (scaled, (1, object()))]"
+    (imported / "worked.py").write_text(f"{MODULE}\n__precompile__ = {listed}\n")
+    done = run_here("precompile", "worked")
+    assert done.returncode == 1 and done.stderr == ""
+    one, two, three, four = done.stdout.splitlines()
+    assert ": not compiled: TypingError: " in one and ": not compiled: TypingError: " in two and "no cache=True" in three
+    assert "not compiled: UnknownType: scaled(): argument 'factor'" in four
+    (line,) = (line for line in run_here("explain", "worked:inner").stdout.splitlines() if line.startswith("  pickle"))
+    assert "carries no machine code: nothing is compiled in this process" in line
+
+
+TARGETS = [  # a target, what the module lists, and what is said
+    ("worked", "number", "list of tuples"), ("worked", "None", "has no __precompile__"), ("worked", "[]", "is empty"),
+    ("worked", "[scaled]", "list of tuples"), ("worked", "[(scaled,)]", "list of tuples"),
+    ("worked", "[(number, 3)]", "is not a kernel"), ("worked", "lambda: 1 / 0", "failed: ZeroDivisionError"),
+    ("worked", "lambda: exit(5)", "failed: SystemExit: 5"), ("worked:number", "[(scaled, (1,))]", "is not a kernel"),
+    ("worked:loose", "[(scaled, (1,))]", "has no entry for loose"),
+    ("worked:none", "[(scaled, (1,))]", "its kernels: bad, inner, loose, pair, scaled"),
+    ("no_such_module", "[]", "cannot be imported"), ("no_such.json", "[]", "cannot be read"),
+    ("worked.json", "[]", "is not a file of"), ("empty.json", "[]", "has no signatures"),
+    ("none.json", "[]", "has no signatures"), ("evil.json", "[]", "is no signature"), ("file.json", "[]", "names a file"),
+]  # fmt: skip
+KEPT = {
+    "worked": {"worked:scaled": [3]}, "empty": {}, "none": {"worked:scaled": []}, "file": {"worked.py:scaled": []},
+    "evil": {"worked:scaled": ["__import__('os').mkdir('made')"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "listed", "said"), TARGETS)
+def test_targets_that_name_nothing(imported, target, listed, said):
+    (imported / "worked.py").write_text(f"{MODULE}\n__precompile__ = {listed}\n")
+    for name, kernels in KEPT.items():
+        (imported / f"{name}.json").write_text(json.dumps({"kernels": kernels}))
+    done = run_here("precompile", target)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("python -m fastexchange precompile: ") and said in done.stderr
+    assert not (imported / "made").exists()
+
+
+@pytest.mark.parametrize("arguments", ["precompile worked", "explain worked:loose"])
+def test_without_a_compiler(folder, arguments):
+    done = run(*arguments.split(), path=folder, NUMBA_DISABLE_JIT="1")
+    assert done.returncode == 2 and "NUMBA_DISABLE_JIT is set" in done.stderr and "0x" not in done.stderr
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
-    (("record", "program.py"), "-o"),
-    (("record", "-o", "x.json"), "PROGRAM"),
-    (("record", "-o", "x.txt", "program.py"), "end in .json"),
-    (("record", "-o", "none/x.json", "program.py"), "cannot be written"),
-    (("record", "-o", "folder.json", "program.py"), "cannot be written"),
-    (("record", "-o", "x.json", "none.py"), "is not a file"),
+    ("record program.py", "-o"), ("record -o x.json", "PROGRAM"), ("record -o x.txt program.py", "end in .json"),
+    ("record -o none/x.json program.py", "cannot be written"), ("record -o folder.json program.py", "cannot be written"),
+    ("record -o x.json none.py", "is not a file"),
 ])  # fmt: skip
 def test_wrong_arguments(imported, arguments, said):
     (imported / "folder.json").mkdir()
-    done = run_here(*arguments)
+    done = run_here(*arguments.split())
     assert done.returncode == 2 and said in done.stderr
 
 
-@pytest.mark.parametrize("numba_type", [
+# ---- signatures as text ----------------------------------------------------------------------------------------------
+
+WITH_A_TEXT = [
     types.float64, types.bool_, types.none, types.unicode_type, types.complex64, types.float64[:, :, ::1], types.int8[::1, :],
     types.uint16[:], types.Array(types.float32, 2, "C", readonly=True), types.Array(types.float32, 1, "A", aligned=False),
     types.Array(types.int64, 0, "C"), types.UniTuple(types.int64, 2), types.UniTuple(types.int64, 1), types.Tuple(()),
     types.Tuple((types.int64, types.float64[:])), types.Optional(types.int32), types.Omitted(2.5), types.Omitted("a'b"),
     types.List(types.float64[::1], reflected=True), types.NPDatetime("ns")[:], types.bool_[:],
-    types.float64[::1], types.Omitted(-1.5), types.Omitted(1 + 2j), types.Omitted(None),
-])  # fmt: skip
+    types.Omitted(-1.5), types.Omitted(1 + 2j), types.Omitted(None),
+]  # fmt: skip
+NO_SIGNATURES = [
+    "float64", "(float64)", "(print,)", "(open('made', 'w'),)", "(float64.__class__,)", "(float64(float64),)", "(Array,)",
+    "(Array(float64, 1),)", "(Array(float64, 1, 'X'),)", "(Omitted(print),)", "(Omitted(value=1),)", "(Tuple(float64),)",
+    "(float64[0],)", "(float64[::2],)", "(float64[1:],)", "(Function(print),)", "(List(float64, **{}),)", "(*(float64,),)",
+    "(lambda: 1,)", "()()", "(" * 1000, "-" * 100_000, "(int64,)\0", "", "(no_such,)", "(__builtins__,)", "(np,)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("numba_type", WITH_A_TEXT)
 def test_types_as_text(numba_type):
     text = text_of((numba_type, types.int8))
     assert text is not None and sigutils.normalize_signature(text)[0] == (numba_type, types.int8)
@@ -249,12 +249,7 @@ def test_types_as_text(numba_type):
     assert types_in(text) == (numba_type, types.int8) and types_in("()") == ()
 
 
-@pytest.mark.parametrize("text", [
-    "float64", "(float64)", "(print,)", "(open('made', 'w'),)", "(float64.__class__,)", "(float64(float64),)", "(Array,)",
-    "(Array(float64, 1),)", "(Array(float64, 1, 'X'),)", "(Omitted(print),)", "(Omitted(value=1),)", "(Tuple(float64),)",
-    "(float64[0],)", "(float64[::2],)", "(float64[1:],)", "(Function(print),)", "(List(float64, **{}),)", "(*(float64,),)",
-    "(lambda: 1,)", "()()", "(" * 1000, "-" * 100_000, "(int64,)\0", "", "(no_such,)", "(__builtins__,)", "(np,)",
-])  # fmt: skip
+@pytest.mark.parametrize("text", NO_SIGNATURES)
 def test_text_that_is_no_signature(text, tmp_path, monkeypatch):
     """It is not evaluated."""
     monkeypatch.chdir(tmp_path)

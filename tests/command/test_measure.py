@@ -1,30 +1,28 @@
 """``measure``: what it attributes to whom, held against known costs and an independent harness; and what it leaves behind."""
 
 import ctypes
-import dataclasses
 import functools
 import gc
 import html
 import itertools
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
+import timeit
 import traceback
 import warnings
 import weakref
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numba
 import numpy as np
 import pytest
+from forked import fork_python
 from frameworks import FRAMEWORKS, torch
-from interpreter import environment_of, run_python
-from made_producers import ONLY_NUMBA, Dunder, Tabled, fill, tabled_type
-from numba import types
+from made_producers import ONLY_NUMBA, Dunder, Tabled, tabled_type
 
 import fastexchange
 from fastexchange import OverheadReport, fast_args, measure
@@ -34,19 +32,15 @@ from fastexchange.measuring.exports import statements_of
 from fastexchange.measuring.restoring import Snapshot
 from fastexchange.producers import torch_offsets
 
-NEEDS_TORCH = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:measure:RuntimeWarning")  # of noise: other things run beside the tests
 
 usleep = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint)(("usleep", ctypes.CDLL(None)))
+ONES = np.ones(3)
 
 
 @fast_args
 def nothing(*arguments):
     pass
-
-
-nothing_without_the_gil = fast_args(nogil=True)(lambda x: None)
-bits = fast_args(storage=True)(lambda x, y: x[0] + y)
 
 
 @fast_args
@@ -60,9 +54,6 @@ def shift(x, out, pair=None, by=1):
         out[i] = x[i] + by
 
 
-doubled = fast_args(lambda x: (x * 2, x))
-
-
 @fast_args(out="x[n], k -> y[k]")
 def repeated(x, k, y):
     y[:] = x[0]
@@ -73,16 +64,22 @@ def sleep(us):
     usleep(us)
 
 
-def quick(kernel, *args, **kwargs) -> OverheadReport:
+nothing_without_the_gil = fast_args(nogil=True)(lambda x: None)
+bits = fast_args(storage=True)(lambda x, y: x[0] + y)
+
+
+def quick(kernel, *args, alternatives=False, rounds=3, **kwargs) -> OverheadReport:
     """A report that takes little time, for what is not about its numbers."""
-    return measure(kernel, *args, alternatives=kwargs.pop("alternatives", False), rounds=3, **kwargs)
+    return measure(kernel, *args, alternatives=alternatives, rounds=rounds, **kwargs)
 
 
-# ---- the truth of the numbers --------------------------------------------------------------------------------------
+# ---- the truth of the numbers, in nightly runs -----------------------------------------------------------------------
+
+steady = functools.partial(quick, rounds=9)
 
 
 def eventually(test):
-    """A test that holds once, in a nightly run: a machine with other work measures wrongly now and then."""
+    """A test that holds once: a machine with other work measures wrongly now and then."""
 
     @functools.wraps(test)
     def attempts(**given):
@@ -94,11 +91,6 @@ def eventually(test):
         return test(**given)
 
     return pytest.mark.nightly(attempts)
-
-
-def steady(kernel, *args, **kwargs) -> OverheadReport:
-    """A report for what is about its numbers."""
-    return measure(kernel, *args, alternatives=False, rounds=9, **kwargs)
 
 
 class Burning(Dunder):
@@ -115,124 +107,31 @@ class Burning(Dunder):
         return super().__dlpack__(**options)
 
 
-_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
-_TEMPLATE = ffi.new("DLTensor *")
-_template_keep = fill(_TEMPLATE, np.ones(3))
-_WORDS = tuple(int(word) for word in np.frombuffer(ffi.buffer(_TEMPLATE), np.int64))
-BURNED = 60_000  # nanoseconds
-
-
-@numba.njit
-def _now(time):
-    _clock_gettime(1, time.ctypes.data)  # CLOCK_MONOTONIC
-    return 1_000_000_000 * time[0] + time[1]
-
-
-def _burn_and_borrow(py_object, out):
-    time = np.empty(2, np.int64)
-    end = _now(time) + BURNED
-    while _now(time) < end:
-        pass
-    for i in range(len(_WORDS)):
-        out[i] = _WORDS[i]
-    return types.int32(0)
-
-
 @eventually
 def test_what_a_producer_burns_is_its_arguments():
-    """In ``__dlpack__``, and in a function of an exchange table."""
-    borrow = numba.cfunc(types.int32(types.voidptr, types.CPointer(types.int64)))(_burn_and_borrow)
-    address = ffi.cast("int (*)(void *, DLTensor *)", borrow.address)
-    tabled = tabled_type("BurningTabled", dltensor_from_py_object_no_sync=address)(np.ones(3))
-    plain = steady(nothing, Dunder(np.ones(2))).arguments[0]
-    for expected, value, base in ((40_000, Burning(np.ones(2), 40_000), plain), (BURNED, tabled, None)):
-        found = steady(nothing, np.ones(2), value, 1.0)
-        first, cost, last = found.arguments
-        assert cost.path == ("dunder" if base else "c-exchange")
-        assert cost.total.median - (base.total.median if base else 0) == pytest.approx(expected, rel=0.15)
-        assert cost.producer.median - (base.producer.median if base else 0) == pytest.approx(expected, rel=0.15)
-        assert cost.own.median < 0.15 * expected
-        assert all(abs(other.total.median) < 0.15 * expected and other.producer is None for other in (first, last))
-        assert abs(found.alone.median) < 0.15 * found.overhead.median
-
-
-WALKED = """
-import numpy as np
-from fastexchange import fast_args, measure
-
-@fast_args
-def walk(a, x, y, out):  # each step waits for the one before: alignment and vector registers do not matter
-    s = 0.0
-    for i in range(x.shape[0]):
-        s = a * s + x[i]
-    out[0] = s + y[0]
-
-x, y, out = np.ones(200), np.ones(200), np.ones(200)
-"""
+    base, burned = steady(nothing, Dunder(np.ones(2))).arguments[0], 40_000
+    found = steady(nothing, np.ones(2), Burning(np.ones(2), burned), 1.0)
+    first, cost, last = found.arguments
+    for part, of_base in ((cost.total, base.total), (cost.producer, base.producer)):
+        assert part.median - of_base.median == pytest.approx(burned, rel=0.15)
+    assert cost.own.median < 0.15 * burned and abs(found.alone.median) < 0.15 * found.overhead.median
+    assert all(abs(other.total.median) < 0.15 * burned and other.producer is None for other in (first, last))
 
 
 @eventually
-def test_totals_agree_with_pyperf(tmp_path):
-    pyperf = pytest.importorskip("pyperf", reason="pyperf is not installed")
-    (tmp_path / "walked.py").write_text(WALKED)
-    environment = environment_of()
-    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"
-
-    def run(*arguments: str) -> str:
-        command = [sys.executable, "-W", "ignore", *arguments]
-        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=300).stdout
-
-    written = str(tmp_path / f"{time.monotonic_ns()}.json")
-    run(
-        "-m", "pyperf", "timeit", "--processes=2", "--values=5", "--warmups=2", "--min-time=0.02", "-q", "-o", written,
-        f"--inherit-environ={','.join(environment)}", "-s", "from walked import walk, x, y, out", "walk(0.5, x, y, out)",
-    )  # fmt: skip
-    theirs = pyperf.Benchmark.load(written)
-    ours = run("-c", "from walked import *; print(measure(walk, 0.5, x, y, out, alternatives=False).total.median)")
-    # Beside other work their median is that of interrupted runs, too; their least is not.
-    assert 0.85e9 * min(theirs.get_values()) < float(ours) < 1.15e9 * theirs.median()
+@pytest.mark.parametrize(("kernel", "x", "number"), [(sleep, 3000, 3), (fast_args(lambda x: np.zeros(x).sum()), 1000, 1000)])
+def test_totals_agree_with_timeit(kernel, x, number):
+    report, x = steady(kernel, np.uint32(x)), np.uint32(x)
+    theirs = min(timeit.repeat("kernel(x)", globals={"kernel": kernel, "x": x}, number=number, repeat=50)) / number
+    assert report.total.median == pytest.approx(1e9 * theirs, rel=0.15) and report.alone.median > 0.5 * report.total.median
 
 
-@eventually
-@pytest.mark.parametrize("count", [3, 9, 58])
-def test_arguments_that_are_alike_cost_alike(count):
-    report = steady(nothing, *(np.ones(1) for _ in range(count - 1)), Burning(np.ones(1), 30_000))
-    *others, burning = [cost.total.median for cost in report.arguments]
-    assert len(others) == count - 1 and burning == pytest.approx(30_000, rel=0.5)
-    assert all(abs(ns) < 3_000 for ns in others)
-    assert 0 < sum(others) + burning < report.overhead.median
-    parts = [cost.producer.median for cost in steady(nothing, *(Tabled(np.ones(1)) for _ in range(3))).arguments]
-    assert max(parts) < 1.3 * min(parts)
+# ---- parts, paths, results and alternatives --------------------------------------------------------------------------
+
+PRODUCERS = [each for each in FRAMEWORKS if each.name in ("numpy", "exchange table", "__dlpack__", "legacy __dlpack__", "torch")]
 
 
-def smoothed(x):
-    y, last, s = np.empty_like(x), 0.0, 0.0
-    for i in range(x.shape[0]):
-        last = 0.9 * last + x[i]
-        s = 0.5 * s + last
-        y[i] = last
-    return y, s
-
-
-@eventually
-@pytest.mark.parametrize(
-    ("kernel", "argument", "least", "most"),
-    [
-        pytest.param(sleep, np.uint32(3000), 0.87, 1.0, id="sleep"),
-        pytest.param(fast_args(smoothed), np.ones(20_000), 0.9, 1.0, id="make an array and a number"),
-        pytest.param(fast_args(lambda x: 5), np.ones(3), -0.2, 0.2, id="make a small number, without memory"),
-    ],
-)
-def test_what_a_kernel_does_is_its_own_time(kernel, argument, least, most):
-    report = steady(kernel, argument)
-    assert least < report.alone.median / report.total.median < most
-    assert kernel is not sleep or report.total.median == pytest.approx(3e6, rel=0.15)
-
-
-# ---- parts, paths and alternatives -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS, ids=str)
+@pytest.mark.parametrize("framework", PRODUCERS, ids=str)
 def test_parts_and_paths_of_a_call(framework):
     """The parts are the whole, paths and reasons are those of ``explain``, and arguments are as they were."""
     x, out = np.arange(3.0), np.full(3, np.nan)
@@ -255,54 +154,64 @@ def test_parts_and_paths_of_a_call(framework):
     assert not any("anew" in sentence for sentence in report.warnings)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "arguments", "paths"),
-    [
-        pytest.param(bits, (np.ones(2, np.float16), 1), "ndarray scalar", id="the bits of elements without a Numba type"),
-        pytest.param(nothing, (bytearray(8), [np.ones(2), np.ones(3)]), "buffer list", id="a buffer and a list"),
-        pytest.param(nothing, (np.ones(3), ONLY_NUMBA), "numba numba", id="what only Numba takes"),
-        pytest.param(repeated, (np.ones(3), 4, np.zeros(4)), "ndarray scalar ndarray", id="an output given by position"),
-        pytest.param(nothing, (np.broadcast_to(np.zeros(1), (1 << 50,)),), "ndarray", id="a petabyte, which is copied once"),
-        pytest.param(nothing, (), "", id="no arguments"),
-    ],
-)
-def test_paths(kernel, arguments, paths):
-    report = quick(kernel, *arguments)
-    assert " ".join(cost.path for cost in report.arguments) == paths
-    assert report.call.rounds == 3 and report.keywords is None
-    if kernel is bits:
-        assert report.arguments[0].numba_type.startswith("array(uint16, 1d, C), the bits of its elements")
+CALLS = {  # a kernel, its arguments, keywords, their paths, and what the result is
+    "the bits of elements without a Numba type": (bits, (np.ones(2, np.float16), 1), {}, "ndarray scalar", "int"),
+    "a buffer and a list": (nothing, (bytearray(8), [np.ones(2), ONES]), {}, "buffer list", None),
+    "what only Numba takes": (nothing, (ONES, ONLY_NUMBA), {}, "numba numba", None),
+    "a petabyte, which is copied once": (nothing, (np.broadcast_to(np.zeros(1), (1 << 50,)),), {}, "ndarray", None),
+    "no arguments": (nothing, (), {}, "", None),
+    "arrays": (fast_args(lambda x: (x * 2, x)), (ONES,), {}, "ndarray", "tuple"),
+    "a number": (take, (ONES, ONES), {}, "ndarray ndarray", "int"),
+    "parameters named as modules": (fast_args(lambda np, numpy: np * 2), (ONES, 1), {}, "ndarray scalar", "numpy.ndarray"),
+    "an output that is omitted": (repeated, (ONES, 4), {}, "ndarray scalar", "numpy.ndarray"),
+    "an output of None": (repeated, (ONES, 4), {"y": None}, "ndarray scalar", "numpy.ndarray"),
+    "an output by name": (repeated, (ONES, 4), {"y": np.zeros(4)}, "ndarray scalar ndarray", "numpy.ndarray"),
+    "an output by position": (repeated, (ONES, 4, np.zeros(4)), {}, "ndarray scalar ndarray", "numpy.ndarray"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_paths_and_results(call):
+    kernel, arguments, keywords, paths, result_type = CALLS[call]
+    report = quick(kernel, *arguments, **keywords)
+    assert " ".join(cost.path for cost in report.arguments) == paths and report.call.rounds == 3
+    assert (report.keywords is not None) == ("by name" in call)
+    assert (report.result_type, report.result is not None) == (result_type, result_type is not None or kernel is repeated)
+    assert ("the result" in str(report)) == (report.result is not None)
+    assert kernel is not bits or report.arguments[0].numba_type.startswith("array(uint16, 1d, C), the bits of its elements")
     assert "buffer" not in paths or report.arguments[0].producer is not None
+
+
+READONLY, BIG = np.broadcast_to(np.ones(1), 3), np.zeros(1 << 22)  # 32 MiB
 
 
 def grow_first(x, big):
     big[0] += x[0]
 
 
-READONLY, BIG = np.broadcast_to(np.ones(1), 3), np.zeros(1 << 22)  # 32 MiB
-
-
 def generate(x):
     yield x[0]
 
 
-@pytest.mark.parametrize(
-    ("function", "arguments", "said"),
-    [
-        (generate, (np.ones(3),), "Numba's own dispatcher makes this call, .*counted as the kernel's own"),
-        (lambda x: [1, x.shape[0]], (np.ones(3),), "is counted as the kernel's own"),
-        (lambda x: x.append(1), (numba.typed.List([1]),), "what the kernel changes in 'x' is not seen and not undone"),
-        (grow_first, (READONLY, BIG), "too large to be restored in each round"),
-        (sleep.py_func, (np.uint32(30_000),), r"one call takes 0\.\d+ s: it is timed call by call"),
-    ],
-    ids=["a call that Numba makes", "a result that cannot be told", "what cannot be restored", "big arrays", "a slow kernel"],
-)
-def test_what_is_said(function, arguments, said):
+SAID = {
+    "a call that Numba makes": (generate, (ONES,), "Numba's own dispatcher makes this call, .*counted as the kernel's own"),
+    "a result that cannot be told": (lambda x: [1, x.shape[0]], (ONES,), "is counted as the kernel's own"),
+    "what cannot be restored": (
+        lambda x: x.append(1), (numba.typed.List([1]),), "what the kernel changes in 'x' is not seen and not undone"
+    ),
+    "big arrays": (grow_first, (READONLY, BIG), "too large to be restored in each round"),
+    "a slow kernel": (sleep.py_func, (np.uint32(30_000),), r"one call takes 0\.\d+ s: it is timed call by call"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_what_is_said(what):
+    function, arguments, said = SAID[what]
     with pytest.warns(RuntimeWarning, match=said):
         report = quick(fast_args(function), *arguments)
     assert any(re.search(said, sentence) for sentence in report.warnings)
     assert report.result is None and report.alone.rounds == 3 and BIG[0] == 0
-    assert function is not sleep.py_func or report.alone.median + report.overhead.median > 2e7
+    assert what != "a slow kernel" or report.alone.median + report.overhead.median > 2e7
 
 
 def test_without_the_gil_tensors_are_owned_and_that_is_said():
@@ -314,63 +223,37 @@ def test_without_the_gil_tensors_are_owned_and_that_is_said():
     assert quick(nothing, Tabled(np.ones(3))).notes == ()
 
 
-def test_alternatives_are_measured_or_say_why_not():
-    report = quick(shift, np.ones(2), Dunder(np.ones(2)), alternatives=True)
-    known = {way.label: way for way in report.alternatives}
-    assert all((way.overhead is None) == bool(way.why_not) for way in report.alternatives)
-    for label in (
-        "plain @njit, NumPy views made beforehand", "plain @njit, np.from_dlpack(x) in each call", "a bound launch",
-        "x.__dlpack__(max_version=(1, 3)) of each tensor, no call",
-    ):  # fmt: skip
-        assert known[label].overhead is not None
-    assert not quick(shift, np.ones(2), np.ones(2)).alternatives
-    keyword = quick(take, np.ones(2), np.ones(2), scale=3, alternatives=True).alternatives[0]  # Numba's dispatcher binds it not
-    assert keyword.overhead is None and "TypeError" in keyword.why_not
+PLAIN = "plain @njit"
+ALTERNATIVES = [  # a call, and of words in labels why that is not measured: "" if it is, None if there is no such way
+    (shift, (np.ones(2), Dunder(np.ones(2))), {}, {
+        f"{PLAIN}, NumPy views made beforehand": "", f"{PLAIN}, np.from_dlpack(x) in each call": "", "a bound launch": "",
+        "x.__dlpack__(max_version=(1, 3)) of each tensor, no call": "",
+    }),
+    (take, (np.ones(2), np.ones(2)), {"scale": 3}, {PLAIN: "TypeError"}),  # Numba's dispatcher binds it not
+    (nothing, (ONES, ONLY_NUMBA), {}, {"bound": "Numba"}),
+    (repeated, (ONES, 4), {}, {PLAIN: None}),
+    (repeated, (ONES, 4), {"y": np.zeros(4)}, {PLAIN: ""}),
+]  # fmt: skip
+if torch is not None:
+    shift_any = fast_args(grad="allow")(shift.py_func)
+    ALTERNATIVES += [
+        (shift, (torch.ones(2), torch.ones(2)), {}, {f"{PLAIN}, x.numpy() in each call": ""}),
+        (shift_any, (torch.ones(2, requires_grad=True), torch.ones(2)), {}, {f"{PLAIN}, x.detach().numpy() in each call": ""}),
+    ]
 
 
-    beside = quick(nothing, np.ones(3), ONLY_NUMBA, alternatives=True).alternatives
-    assert "Numba" in next(way.why_not for way in beside if "bound" in way.label)
+@pytest.mark.parametrize(("kernel", "arguments", "keywords", "expected"), ALTERNATIVES)
+def test_alternatives_are_measured_or_say_why_not(kernel, arguments, keywords, expected):
+    before = [each.tolist() if hasattr(each, "tolist") else each for each in arguments]
+    ways = quick(kernel, *arguments, **keywords, alternatives=True).alternatives
+    assert all((way.overhead is None) == bool(way.why_not) for way in ways)
+    assert before == [each.tolist() if hasattr(each, "tolist") else each for each in arguments]
+    for words, why_not in expected.items():
+        why = next((way.why_not for way in ways if words in way.label), None)
+        assert why == why_not or (why_not and why_not in why), words
 
 
-@NEEDS_TORCH
-@pytest.mark.parametrize(
-    ("requires_grad", "label"),
-    [(False, "plain @njit, x.numpy() in each call"), (True, "plain @njit, x.detach().numpy() in each call")],
-)
-def test_alternatives_of_torch_tensors(requires_grad, label):
-    x, out = torch.ones(2, requires_grad=requires_grad), torch.ones(2)
-    kernel = fast_args(grad="allow")(shift.py_func) if requires_grad else shift
-    assert label in [way.label for way in quick(kernel, x, out, alternatives=True).alternatives]
-    assert out.tolist() == [1, 1]
-
-
-# ---- results and outputs -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kernel", "arguments", "result_type"),
-    [
-        pytest.param(doubled, (np.ones(3),), "tuple", id="arrays"),
-        pytest.param(take, (np.ones(3), np.ones(3)), "int", id="a number"),
-        pytest.param(fast_args(lambda np, numpy: np * 2), (np.ones(3), 1), "numpy.ndarray", id="parameters named as modules"),
-    ],
-)
-def test_results(kernel, arguments, result_type):
-    report = quick(kernel, *arguments)
-    assert report.result_type == result_type and report.result.rounds == 3 and "the result" in str(report)
-
-
-@pytest.mark.parametrize("given", [{}, {"y": None}, {"y": np.zeros(4)}], ids=["omitted", "None", "given"])
-def test_declared_outputs(given):
-    report = quick(repeated, np.ones(3), 4, alternatives=True, **given)
-    is_allocated = given.get("y") is None
-    assert [cost.name for cost in report.arguments] == ["x", "k"] + ["y"] * (not is_allocated)
-    assert report.result is not None
-    assert (report.keywords is not None) == (not is_allocated)
-    assert any("plain @njit" in way.label for way in report.alternatives) == (not is_allocated)
-
-
-# ---- what it leaves behind -----------------------------------------------------------------------------------------
+# ---- what it leaves behind -------------------------------------------------------------------------------------------
 
 
 def grow(x):
@@ -382,14 +265,11 @@ def fill_both(numbers, records):
     records[0]["a"] += 1
 
 
-@pytest.mark.parametrize(
-    ("function", "make", "said"),
-    [
-        pytest.param(grow, lambda: [np.zeros(3)], "each call changes 'x' anew", id="an array that grows"),
-        pytest.param(lambda x: x.append(x[0] + 1), lambda: [[np.ones(2)]], "", id="a list that grows"),
-        pytest.param(fill_both, lambda: [{5}, np.zeros(2, [("a", "f8"), ("b", "i4")])], "", id="a set, and records"),
-    ],
-)
+@pytest.mark.parametrize(("function", "make", "said"), [
+    pytest.param(grow, lambda: [np.zeros(3)], "each call changes 'x' anew", id="an array that grows"),
+    pytest.param(lambda x: x.append(x[0] + 1), lambda: [[np.ones(2)]], "", id="a list that grows"),
+    pytest.param(fill_both, lambda: [{5}, np.zeros(2, [("a", "f8"), ("b", "i4")])], "", id="a set, and records"),
+])  # fmt: skip
 def test_what_a_kernel_changes_is_restored(function, make, said):
     arguments = make()
     items = [list(each) for each in arguments]
@@ -419,8 +299,7 @@ def test_each_run_begins_with_the_values_as_they_were(monkeypatch):
 
 
 def test_interrupted_again_while_arguments_are_restored(monkeypatch):
-    x = np.zeros(3)
-    restore, calls = Snapshot.restore, []
+    x, restore, calls = np.zeros(3), Snapshot.restore, []
 
     def interrupted(self):
         calls.append(1)
@@ -434,18 +313,6 @@ def test_interrupted_again_while_arguments_are_restored(monkeypatch):
     assert x.tolist() == [0, 0, 0] and len(calls) == 2
 
 
-def test_nothing_is_kept():
-    x = np.ones(3).view(type("Kept", (np.ndarray,), {}))
-    alive = weakref.ref(x)
-    gc.disable()
-    try:
-        quick(nothing, x)
-        del x
-        assert alive() is None
-    finally:
-        gc.enable()
-
-
 class OfNumPy(Dunder):
     """Its capsules release what nobody has taken, as those of all frameworks do."""
 
@@ -453,14 +320,16 @@ class OfNumPy(Dunder):
         return self.array.__dlpack__(**options)
 
 
-@pytest.mark.parametrize("kernel, kind", [(nothing_without_the_gil, Tabled), (nothing, OfNumPy), (nothing, bytearray)])
-def test_every_export_is_given_back_once(kernel, kind):
-    """Owning exports, capsules of ``__dlpack__``, buffers."""
+@pytest.mark.parametrize(("kernel", "kind"), [
+    (nothing_without_the_gil, Tabled), (nothing, OfNumPy), (nothing, bytearray), (nothing, lambda array: array.view()),
+])  # fmt: skip
+def test_every_export_is_given_back_once_and_nothing_is_kept(kernel, kind):
+    """Owning exports, capsules of ``__dlpack__``, buffers, arrays."""
     array = np.ones(3)
     tensor = kind(array)
     before = sys.getrefcount(array)
     report = quick(kernel, tensor, alternatives=True)
-    assert report.arguments[0].producer is not None
+    assert (report.arguments[0].producer is not None) == (type(tensor) is not np.ndarray)
     del report
     gc.collect()  # NumPy's views among the alternatives
     assert sys.getrefcount(array) == before
@@ -469,6 +338,10 @@ def test_every_export_is_given_back_once(kernel, kind):
         assert tensor.ledger.made > 1000
     elif kind is bytearray:
         tensor.append(0)  # BufferError while somebody holds its buffer
+    else:
+        alive = weakref.ref(tensor)
+        del tensor
+        assert alive() is None
 
 
 @pytest.mark.parametrize("status", [0, -1])
@@ -482,7 +355,7 @@ def test_an_export_that_fails_is_no_export(status):
     assert len(statements_of(failing, needs_owning_exports=False)) == 1
 
 
-# ---- bad input -----------------------------------------------------------------------------------------------------
+# ---- errors, and interrupts ------------------------------------------------------------------------------------------
 
 
 def test_a_kernel_that_raises_raises_and_is_undone():
@@ -500,7 +373,7 @@ def test_a_kernel_that_raises_raises_and_is_undone():
     assert quick(failing, x, 1e9).rounds == 3
 
 
-def _frames(error: BaseException) -> list[str]:
+def _frames(error: BaseException | None) -> list[str]:
     """The modules of this package in a traceback."""
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     return [name for name in modules if name.startswith("fastexchange")]
@@ -518,18 +391,15 @@ def test_what_a_call_raises_shows_the_callers_frames():
 
     with pytest.raises(OSError, match="gone") as raised:
         fails()
-    own = ["fastexchange.measuring.overhead"]
-    assert _frames(raised.value) == own
     codes = [frame.f_code for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
     names = [code.co_name for code in codes if "_dynamo" not in code.co_filename]  # PyTorch's wrappers, after Dynamo has traced
     assert names[-3:] == ["fails", "measure", "__dlpack__"]
     with pytest.raises(numba.TypingError) as typing_error:
         measure(fast_args(lambda x: x.no_such_attribute), np.ones(1))
-    assert _frames(typing_error.value) == own
-    cause = typing_error.value.__cause__ or typing_error.value.__context__
-    while cause is not None:
+    assert _frames(raised.value) == _frames(typing_error.value) == ["fastexchange.measuring.overhead"]
+    cause = typing_error.value
+    while cause := cause.__cause__ or cause.__context__:
         assert not _frames(cause)
-        cause = cause.__cause__ or cause.__context__
 
 
 def test_a_very_slow_kernel_is_called_once(monkeypatch):
@@ -540,63 +410,52 @@ def test_a_very_slow_kernel_is_called_once(monkeypatch):
     assert report.alone.rounds == 1
 
 
-def test_ctrl_c_ends_it_with_what_there_is(monkeypatch):
-    runs, least = itertools.count(), timing._least
+@pytest.mark.parametrize(("modules", "name", "nth", "call", "rounds", "words"), [
+    ((timing,), "_least", 200, (nothing, ONES), 1_000_000, "there are "),
+    ((trial, overhead), "timed", 4, (sleep, np.uint32(30_000)), 5, "there are 5 of 5 rounds, and 2 calls of the kernel"),
+], ids=["a quick kernel", "a slow kernel"])  # fmt: skip
+def test_ctrl_c_ends_it_with_what_there_is(modules, name, nth, call, rounds, words, monkeypatch):
+    calls, original = itertools.count(1), getattr(modules[0], name)
 
-    def interrupted_at_the_200th(*given):
-        if next(runs) == 200:
+    def interrupted(*given):
+        if next(calls) == nth:
             signal.raise_signal(signal.SIGINT)
-        return least(*given)
+        return original(*given)
 
-    monkeypatch.setattr(timing, "_least", interrupted_at_the_200th)
-    with pytest.warns(RuntimeWarning, match="interrupted: there are"):
-        report = measure(nothing, np.ones(3), alternatives=False, rounds=1_000_000)
-    assert 0 < report.rounds < 200 and str(report)
-    assert any("interrupted" in sentence for sentence in report.warnings)
-
-
-def test_ctrl_c_while_a_slow_kernel_is_timed(monkeypatch):
-    calls, timed = [], trial.timed
-
-    def interrupted_at_the_fourth(call):
-        calls.append(call)
-        if len(calls) == 4:
-            signal.raise_signal(signal.SIGINT)
-        return timed(call)
-
-    monkeypatch.setattr(trial, "timed", interrupted_at_the_fourth)
-    monkeypatch.setattr(overhead, "timed", interrupted_at_the_fourth)
-    with pytest.warns(RuntimeWarning, match="interrupted: there are 5 of 5 rounds, and 2 calls of the kernel"):
-        report = measure(sleep, np.uint32(30_000), alternatives=False, rounds=5)
-    assert report.alone.rounds == 2 and report.overhead.rounds == 5
+    for module in modules:
+        monkeypatch.setattr(module, name, interrupted)
+    with pytest.warns(RuntimeWarning, match=f"interrupted: {words}"):
+        report = measure(*call, alternatives=False, rounds=rounds)
+    assert 0 < report.rounds < 200 and str(report) and any("interrupted" in sentence for sentence in report.warnings)
+    assert call[0] is not sleep or (report.alone.rounds, report.overhead.rounds) == (2, 5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((), TypeError, "missing 1 required positional argument"),
-        ((len, 1), TypeError, r"measure\(\) takes a kernel made by fast_args .*decorate it with @fast_args"),
-        ((3,), TypeError, "measure.. takes a kernel made by fast_args as its first argument, not 3"),
-        ((numba.njit(lambda x: x), 1), TypeError, "decorate it with @fast_args"),
-        ((take,), TypeError, "missing 2 required positional arguments: 'x' and 'y'"),
-        ((take, 1, 2, 3, 4), TypeError, "positional arguments"),
-        ((take, object(), 2), TypeError, "argument 'x'"),
-        *(((take, torch.ones(3, requires_grad=True), 1), BufferError, "argument 'x'") for _ in range(torch is not None)),
-        *(((take, 1, torch.ones(3, device="meta")), BufferError, "argument 'y'") for _ in range(torch is not None)),
-    ],
-)
-def test_bad_arguments(arguments, error, message):
+BAD = [
+    ((), {}, TypeError, "missing 1 required positional argument"),
+    ((len, 1), {}, TypeError, r"measure\(\) takes a kernel made by fast_args .*decorate it with @fast_args"),
+    ((3,), {}, TypeError, "measure.. takes a kernel made by fast_args as its first argument, not 3"),
+    ((numba.njit(lambda x: x), 1), {}, TypeError, "decorate it with @fast_args"),
+    ((take,), {}, TypeError, "missing 2 required positional arguments: 'x' and 'y'"),
+    ((take, 1, 2, 3, 4), {}, TypeError, "positional arguments"),
+    ((take, object(), 2), {}, TypeError, "argument 'x'"),
+    *(((take, 1, 2), {"rounds": rounds}, ValueError, "rounds") for rounds in (0, -1)),
+    *(((take, 1, 2), {"rounds": rounds}, TypeError, "rounds") for rounds in (2.5, True, "9")),
+    ((take, 1, 2), {"alternatives": 1}, TypeError, "alternatives is True or False"),
+]
+if torch is not None:
+    BAD += [
+        ((take, torch.ones(3, requires_grad=True), 1), {}, BufferError, "argument 'x'"),
+        ((take, 1, torch.ones(3, device="meta")), {}, BufferError, "argument 'y'"),
+    ]
+
+
+@pytest.mark.parametrize(("arguments", "keywords", "error", "message"), BAD)
+def test_bad_arguments(arguments, keywords, error, message):
     with pytest.raises(error, match=message):
-        measure(*arguments)
+        measure(*arguments, **keywords)
 
 
-@pytest.mark.parametrize("rounds", [0, -1, 2.5, True, "9"])
-def test_bad_rounds(rounds):
-    with pytest.raises(ValueError if type(rounds) is int else TypeError, match="rounds"):
-        measure(take, 1, 2, rounds=rounds)
-
-
-# ---- what it shows -------------------------------------------------------------------------------------------------
+# ---- what it shows ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -606,54 +465,38 @@ def report() -> OverheadReport:
         return measure(take, np.ones(2), Dunder(np.ones(2)), scale=3, rounds=3)
 
 
-def test_text(report):
+def test_as_text_as_html_and_as_data(report, tmp_path):
     lines = str(report).splitlines()
     assert lines[0].startswith("take(): ") and "overhead" in lines[0] and "kernel" in lines[0]
     heads = [line.split()[0] for line in lines if line[:1].isalpha()]
     assert heads[:8] == ["take():", "argument", "x", "y", "scale", "the", "keywords", "the"]
-    for words in ("dunder", "ndarray", "plain @njit", "a bound launch"):
-        assert words in str(report)
-
-
-def test_html_is_well_formed_and_escaped(report):
+    assert all(words in str(report) for words in ("dunder", "ndarray", PLAIN, "a bound launch"))
     document = ElementTree.fromstring(report._repr_html_())
     assert len(document.findall(".//tr")) == 1 + 3 + 3 + 1 + 1 + len(report.alternatives)
-    assert "<script" not in report._repr_html_()
-    assert "<b>x</b>" not in dataclasses.replace(report, kernel="<b>x</b>")._repr_html_()
-
-
-def test_data(report, tmp_path):
+    assert "<script" not in report._repr_html_() and "<b>x</b>" not in replace(report, kernel="<b>x</b>")._repr_html_()
     text = report.to_json(tmp_path / "report.json")
     assert (tmp_path / "report.json").read_text() == text + "\n"
     data = json.loads(text)
-    assert data == json.loads(json.dumps(report.to_dict()))
-    assert data["kernel"] == "take" and data["rounds"] == 3
+    assert data == json.loads(json.dumps(report.to_dict())) and data["kernel"] == "take" and data["rounds"] == 3
     assert [argument["path"] for argument in data["arguments"]] == ["ndarray", "dunder", "scalar"]
     assert data["arguments"][1]["producer"]["median_ns"] == pytest.approx(report.arguments[1].producer.median)
-    assert len(data["total"]["samples_ns"]) == 3
-    assert data["machine"]["packages"]["numba"] == numba.__version__
+    assert len(data["total"]["samples_ns"]) == 3 and data["machine"]["packages"]["numba"] == numba.__version__
 
 
-def test_pandas(report):
-    pytest.importorskip("pandas")
-    frame = report.to_pandas()
+def test_pandas_and_plot(report):
+    frame = pytest.importorskip("pandas") and report.to_pandas()
     assert list(frame.part) == ["x", "y", "scale", "the call itself", "keywords", "the result", "the kernel"]
     assert list(frame.median_ns[:3]) == [cost.total.median for cost in report.arguments]
-
-
-def test_plot(report):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("agg")
+    pytest.importorskip("matplotlib").use("agg")
     import matplotlib.pyplot as plt
 
-    axes = report.plot()
-    assert [label.get_text() for label in axes.get_yticklabels()][:2] == ["x  (ndarray)", "y  (dunder)"]
+    assert [label.get_text() for label in report.plot().get_yticklabels()][:2] == ["x  (ndarray)", "y  (dunder)"]
     _, mine = plt.subplots()
     assert report.plot(mine) is mine
     plt.close("all")
 
 
-@pytest.mark.parametrize("module, method", [("matplotlib", "plot"), ("pandas", "to_pandas")])
+@pytest.mark.parametrize(("module", "method"), [("matplotlib", "plot"), ("pandas", "to_pandas")])
 def test_what_is_not_installed_is_named(report, monkeypatch, module, method):
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
@@ -662,26 +505,21 @@ def test_what_is_not_installed_is_named(report, monkeypatch, module, method):
         getattr(report, method)()
 
 
-@pytest.mark.slow
 def test_without_any_extra():
     """But NumPy and Numba nothing can be imported that this package could use."""
-    done = run_python(
-        """
+    said = fork_python("""
         import sys
         sys.modules.update(dict.fromkeys(("matplotlib", "pandas", "tqdm", "IPython", "tvm_ffi", "torch")))
         import numpy as np
         from fastexchange import fast_args, measure
         report = measure(fast_args(lambda x: None), np.ones(3), rounds=3)
         print(report, report._repr_html_(), report.to_json())
-        """,
-        PYTHONWARNINGS="ignore",
-    )
-    assert "overhead" in done.stdout
+        """)
+    assert "overhead" in said.stdout
 
 
 def test_progress_is_shown_where_somebody_looks(monkeypatch):
-    tqdm = pytest.importorskip("tqdm")
-    shown = []
+    tqdm, shown = pytest.importorskip("tqdm"), []
 
     class Bar(tqdm.tqdm):
         def update(self, n=1):
@@ -692,10 +530,6 @@ def test_progress_is_shown_where_somebody_looks(monkeypatch):
     quick(nothing, 1.0)
     assert not shown
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    quick(nothing, 1.0)
-    assert sum(shown) == 3
-
-
-def test_the_clock_is_looked_at(monkeypatch):
     monkeypatch.setattr(judgement, "clock_tick", lambda: 50_000)
-    assert any("clock moves in steps of 50.0 us" in sentence for sentence in quick(nothing, 1.0).warnings)
+    said = quick(nothing, 1.0).warnings
+    assert sum(shown) == 3 and any("clock moves in steps of 50.0 us" in sentence for sentence in said)

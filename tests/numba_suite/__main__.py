@@ -13,13 +13,6 @@ import time
 from suite import Comparison, compare, listed, modules
 
 
-def timed(chunk: list[str], options: argparse.Namespace) -> tuple[list[str], Comparison, float]:
-    """Modules, what became of their tests, and the seconds that took."""
-    began = time.monotonic()
-    made = compare(chunk, share=options.share, limit=options.limit)
-    return chunk, made, time.monotonic() - began
-
-
 def show(chunk: list[str], made: Comparison, known: dict[str, str], seconds: float) -> None:
     """Print what became of the tests of some modules, with all that is said of a new difference."""
     print(f"{', '.join(name.removeprefix('numba.tests.') for name in chunk)}: {made.counts()}; {seconds:.0f} s")
@@ -46,9 +39,15 @@ def main() -> int:
         names = [name for name in names if name.rpartition(".")[2] in options.modules]
     known, total, began = listed(), Comparison(), time.monotonic()
     chunks = [names[first : first + options.together] for first in range(0, len(names), options.together)]
+
+    def compared(chunk):
+        started = time.monotonic()
+        return chunk, compare(chunk, share=options.share, limit=options.limit), time.monotonic() - started
+
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for chunk, made, seconds in pool.map(lambda chunk: timed(chunk, options), chunks):
-            total.add(made)
+        for chunk, made, seconds in pool.map(compared, chunks):
+            for part, found in vars(made).items():
+                getattr(total, part).update(found)
             show(chunk, made, known, seconds)
             if options.json:
                 with open(options.json, "w") as file:

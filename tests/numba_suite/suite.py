@@ -35,12 +35,6 @@ class Outcome:
 
     outcome: str
     why: str = ""
-    wall: float = 0.0
-    processor: float = 0.0
-
-    @property
-    def failed(self) -> bool:
-        return self.outcome in FAILED
 
 
 @dataclass
@@ -54,11 +48,6 @@ class Comparison:
     """Failures that are gone when the tests are run by themselves."""
     different: dict[str, Outcome] = field(default_factory=dict)
     """Failures that only come with this package."""
-
-    def add(self, other: "Comparison") -> None:
-        """Take in what became of other tests."""
-        for part, found in vars(other).items():
-            getattr(self, part).update(found)
 
     def counts(self) -> str:
         """A line of counts."""
@@ -74,12 +63,8 @@ def modules() -> list[str]:
     """The modules of ``numba.tests`` that use ``njit`` or ``jit``."""
     folder = Path(numba.__file__).parent / "tests"
     found = sorted([*folder.glob("test_*.py"), *(folder / "doc_examples").glob("test_*.py")])
-    uses = re.compile(r"\bn?jit\b")
-    return [
-        ".".join(("numba", *path.relative_to(folder.parent).with_suffix("").parts))
-        for path in found
-        if path.stem not in LEFT_OUT and uses.search(path.read_text(encoding="utf-8"))
-    ]
+    found = [path for path in found if path.stem not in LEFT_OUT and re.search(r"\bn?jit\b", path.read_text(encoding="utf-8"))]
+    return [".".join(("numba", *path.relative_to(folder.parent).with_suffix("").parts)) for path in found]
 
 
 def run(names: list[str], *, accelerated: bool, share: int = 1, tests: list[str] | None = None, limit: float = 300):
@@ -87,10 +72,8 @@ def run(names: list[str], *, accelerated: bool, share: int = 1, tests: list[str]
     outcomes: dict[str, Outcome] = {}
     lost: set[str] = set()  # modules that crash on import
     while True:
-        asked = {
-            "modules": [name for name in names if name not in lost], "share": share, "tests": tests, "accelerated": accelerated,
-            "without": list(outcomes),
-        }  # fmt: skip
+        asked = {"share": share, "tests": tests, "accelerated": accelerated, "without": list(outcomes)}
+        asked["modules"] = [name for name in names if name not in lost]
         stopped_at = _run_once(asked, outcomes, limit)
         if stopped_at is None:
             return outcomes
@@ -114,8 +97,7 @@ def _run_once(asked: dict, outcomes: dict[str, Outcome], limit: float) -> tuple[
                 stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, cwd=folder,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])},
             )  # fmt: skip
-        at: tuple[str, str] = ("", "its beginning")
-        read, seen_at = 0, time.monotonic()
+        kind, name, read, seen_at = "", "its beginning", 0, time.monotonic()
         try:
             while True:
                 is_over = process.poll() is not None
@@ -124,19 +106,20 @@ def _run_once(asked: dict, outcomes: dict[str, Outcome], limit: float) -> tuple[
                 read += len(complete)
                 for line in map(json.loads, complete.splitlines()):
                     seen_at = time.monotonic()
-                    if "ends" in line:
-                        name = line.pop("ends")
-                        outcomes[name] = Outcome(**line)
-                        at = "between", name
-                    elif "done" in line:
+                    if "done" in line:
                         return None
+                    if "ends" in line:
+                        ended = line.pop("ends")
+                        outcomes[ended] = Outcome(**line)
+                        kind, name = "begins", f"{ended} (afterwards)"
                     else:
-                        at = next((kind, line[kind]) for kind in ("loads", "begins", "module") if kind in line)
+                        kind, name = next((kind, line[kind]) for kind in ("loads", "begins", "module") if kind in line)
+                        kind, name = ("begins", f"{name} (afterwards)") if kind == "module" else (kind, name)
                 if is_over:
-                    ended = f"exit code {process.returncode}\n" + output.read_text(errors="replace")[-4000:]
-                    return (*_place(at), Outcome("crash", ended))
+                    said = f"exit code {process.returncode}\n" + output.read_text(errors="replace")[-4000:]
+                    return kind, name, Outcome("crash", said)
                 if time.monotonic() - seen_at > limit:
-                    return (*_place(at), Outcome("hang", f"not done after {limit:.0f} s"))
+                    return kind, name, Outcome("hang", f"not done after {limit:.0f} s")
                 time.sleep(0.05)
         finally:
             try:
@@ -146,29 +129,21 @@ def _run_once(asked: dict, outcomes: dict[str, Outcome], limit: float) -> tuple[
             process.wait()
 
 
-def _place(at: tuple[str, str]) -> tuple[str, str]:
-    kind, name = at
-    return (kind, name) if kind in ("", "loads", "begins") else ("begins", f"{name} (afterwards)")
-
-
 def compare(names: list[str], *, share: int = 1, limit: float = 300, tests: list[str] | None = None) -> Comparison:
     """Run tests of these modules with this package, and what fails again, without and with it."""
     made = Comparison(run(names, accelerated=True, share=share, limit=limit, tests=tests))
-    failed = {name: outcome for name, outcome in made.outcomes.items() if outcome.failed}
+    failed = {name: outcome for name, outcome in made.outcomes.items() if outcome.outcome in FAILED}
     if not failed:
         return made
     concerned = [module for module in names if any(module in name for name in failed)] or names
+
     without = run(concerned, accelerated=False, tests=list(failed), limit=limit)
-    for name in failed:
-        if name in without and without[name].failed:
-            made.own[name] = failed[name]
-    rest = [name for name in failed if name not in made.own]
+    rest = [name for name in failed if name not in without or without[name].outcome not in FAILED]
     again = run(concerned, accelerated=True, tests=rest, limit=limit) if rest else {}
-    for name in rest:
-        if name in again and not again[name].failed:
-            made.unsteady[name] = failed[name]
-        else:
-            made.different[name] = failed[name]
+    for name, outcome in failed.items():
+        is_steady = name not in again or again[name].outcome in FAILED
+        part = made.own if name not in rest else made.different if is_steady else made.unsteady
+        part[name] = outcome
     return made
 
 

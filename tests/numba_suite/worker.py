@@ -7,7 +7,6 @@ make kernels. RESULTS gets a line of JSON as each test begins, and one as it end
 
 import json
 import sys
-import time
 import traceback
 import unittest
 import zlib
@@ -29,14 +28,12 @@ class Result(unittest.TestResult):
     def startTest(self, test):
         super().startTest(test)
         self._outcome, self._why = "passed", ""
-        self._began = time.perf_counter(), time.process_time()
         self._name = self.names.get(test, test.id())
         self.write(begins=self._name)
 
     def stopTest(self, test):
-        wall, processor = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
         super().stopTest(test)
-        self.write(ends=self._name, outcome=self._outcome, why=self._why, wall=wall, processor=processor)
+        self.write(ends=self._name, outcome=self._outcome, why=self._why)
 
     def _note(self, outcome, error=None, why=""):
         self._outcome = outcome
@@ -46,7 +43,7 @@ class Result(unittest.TestResult):
         if isinstance(test, unittest.TestCase):
             self._note("error", err)
         else:  # of setUpClass or of a module: its tests do not begin
-            self.write(ends=test.id(), outcome="error", why="".join(traceback.format_exception(*err)), wall=0, processor=0)
+            self.write(ends=test.id(), outcome="error", why="".join(traceback.format_exception(*err)))
 
     def addFailure(self, test, err):
         self._note("failure", err)
@@ -66,18 +63,15 @@ class Result(unittest.TestResult):
         self._note("unexpected success")
 
 
-def tests_of(suite):
-    """The tests in a suite, in order."""
+def tests_of(suite, module: str) -> dict:
+    """The tests in a suite by their names, in order; of a module that cannot be imported, its import."""
+    found = {}
     for each in suite:
         if isinstance(each, unittest.TestSuite):
-            yield from tests_of(each)
+            found |= tests_of(each, module)
         else:
-            yield each
-
-
-def name_of(test, module: str) -> str:
-    """The test's name; of a module that cannot be imported, that it is its import."""
-    return f"{module}.<import>" if type(test).__name__ == "_FailedTest" else test.id()
+            found[f"{module}.<import>" if type(each).__name__ == "_FailedTest" else each.id()] = each
+    return found
 
 
 def chosen(names: list[str], share: int) -> list[str]:
@@ -105,7 +99,7 @@ def main(request: str, results: str) -> None:
         result = Result(file)
         for module in asked["modules"]:
             result.write(loads=module)
-            loaded = {name_of(test, module): test for test in tests_of(unittest.defaultTestLoader.loadTestsFromName(module))}
+            loaded = tests_of(unittest.defaultTestLoader.loadTestsFromName(module), module)
             result.names = {test: name for name, test in loaded.items()}
             names = chosen(list(loaded), asked["share"]) if asked["tests"] is None else [n for n in loaded if n in asked["tests"]]
             result.write(module=module, has=len(loaded), chosen=names)

@@ -14,7 +14,7 @@ from forked import fork_python, needs_fork
 from frameworks import torch
 from llvmlite import ir
 from made_producers import ONLY_NUMBA, Dunder
-from numba.core import types
+from numba.core import registry, target_extension, types
 from numba.core.datamodel.models import PrimitiveModel
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaWarning
@@ -36,8 +36,20 @@ def both(function, *signature, **options):
         decelerate()
 
 
+def accelerated(function, *signature, **options):
+    return both(function, *signature, **options)[1]
+
+
 def add(x, y):
     return x + y
+
+
+def total(x):
+    return x.sum()
+
+
+def same(x):
+    return x
 
 
 def unknown_name(x):
@@ -58,14 +70,14 @@ REFUSED = {
     "twice": (add, (1, 2), {"y": 2}),
     "too many, one with a default": (lambda x, y=2: x + y, (1, 2), {"y": 2}),
     "twice, before *args": (lambda x, *rest: x, (1, 2), {"x": 2}),
-    "empty list": (lambda x: x, ([],), {}),
-    "empty list in a tuple": (lambda x: x, ((1, []),), {}),
-    "mixed list": (lambda x: x, ([1, "a"],), {}),
-    "big int": (lambda x: x, (2**64,), {}),
-    "long double": (lambda x: x, (np.longdouble(1),), {}),
-    "array of objects": (lambda x: x, (np.array([None]),), {}),
-    "masked array": (lambda x: x, (np.ma.masked_array([1]),), {}),
-    "object": (lambda x: x, (object(),), {}),
+    "empty list": (same, ([],), {}),
+    "empty list in a tuple": (same, ((1, []),), {}),
+    "mixed list": (same, ([1, "a"],), {}),
+    "big int": (same, (2**64,), {}),
+    "long double": (same, (np.longdouble(1),), {}),
+    "array of objects": (same, (np.array([None]),), {}),
+    "masked array": (same, (np.ma.masked_array([1]),), {}),
+    "object": (same, (object(),), {}),
     "does not compile": (unknown_name, (1,), {}),
     "no such operator": (add, (1, "a"), {}),
     "not one of the declared types": (add, (1j, 1j), {}),
@@ -73,20 +85,21 @@ REFUSED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*reflected list")
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPendingDeprecationWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_numba_refuses_is_refused_in_its_words(name):
     function, args, kwargs = REFUSED[name]
-    plain, accelerated = both(function, *["(intc, intc)"] * ("declared" in name))
+    plain, kernel = both(function, *["(intc, intc)"] * ("declared" in name))
     for _ in range(3):  # Numba says more each time
         expected = outcome(plain, args, kwargs)
         assert isinstance(expected, tuple) and issubclass(expected[0], Exception)
-        assert outcome(accelerated, args, kwargs) == expected
+        assert outcome(kernel, args, kwargs) == expected
     if name not in ("keywords", "big int", "mixed list", "not one of the declared types"):
         assert outcome(fast_args(function), args, kwargs) != expected, "fast_args names argument and kernel"
 
 
-def test_exceptions_of_the_kernel_come_once():
+def test_other_errors():
+    """Those of the kernel come once, a tensor is refused in our words, and object mode is Numba's."""
     calls = []
 
     def note():
@@ -97,24 +110,16 @@ def test_exceptions_of_the_kernel_come_once():
             note()
         raise ValueError("own words")
 
-    _, accelerated = both(fails)
+    kernel = accelerated(fails)
     for count in (1, 2, 3):
         with pytest.raises(ValueError, match=r"^own words$"):
-            accelerated(np.zeros(2))
+            kernel(np.zeros(2))
         assert len(calls) == count
-
-
-def test_a_tensor_is_refused_in_our_words():
-    _, accelerated = both(unknown_name)
     with pytest.raises(numba.TypingError, match=r"unknown_name\(x: array"):
-        accelerated(Dunder(np.zeros(2)))
-
-
-def test_object_mode_is_numbas():
-    _, accelerated = both(lambda x: (globals(), type(x).__name__), forceobj=True)
-    assert type(accelerated) is CPUDispatcher
-    for _ in range(3):
-        assert accelerated(fast_args(add)) == (globals(), "FastKernel")
+        accelerated(unknown_name)(Dunder(np.zeros(2)))
+    in_object_mode = accelerated(lambda x: (globals(), type(x).__name__), forceobj=True)
+    assert type(in_object_mode) is CPUDispatcher
+    assert [in_object_mode(fast_args(add)) for _ in range(3)] == [(globals(), "FastKernel")] * 3
 
 
 def test_decorators_make_what_is_accelerated_meanwhile():
@@ -132,63 +137,14 @@ def test_decorators_make_what_is_accelerated_meanwhile():
     assert type(numba.njit(total)) is CPUDispatcher
 
 
-def test_it_looks_like_numbas():
-    plain, accelerated = both(add)
-    assert isinstance(accelerated, FastKernel) and repr(accelerated) == repr(plain)
-    assert outcome(pickle.loads(pickle.dumps(accelerated)), (1,), {}) == outcome(plain, (1,), {})
-
-
-def test_a_first_calls_result_is_its_callers_alone():
-    """Numba may keep frames of a compilation, which hold those around it until the next collection."""
-    _, accelerated = both(lambda x, y: x @ y)
-    gc.disable()
-    try:
-        made = weakref.ref(accelerated(np.ones((2, 3)), np.ones(3)))
-        assert made() is None
-    finally:
-        gc.enable()
-
-
-def test_what_numba_takes_by_position_and_by_name():
-    """It does not know of keyword-only and positional-only parameters; a call is made once."""
-
-    def by_kind(x, /, y, *, z):
-        return x, y, z
-
-    plain, accelerated = both(by_kind)
-    named = {"x": 1, "y": 2, "z": 3}
-    for args, kwargs in (((1, 2, 3), {}), ((), named), ((1, 2), {"z": 3}), ((1,), {"y": True, "z": 2.5}), ((1, 2, 3, 4), {})):
-        for _ in range(3):
-            assert outcome(accelerated, args, kwargs) == outcome(plain, args, kwargs)
-    assert outcome(accelerated, (), named) == (1, 2, 3)
-    assert outcome(fast_args(by_kind), (1, 2, 3), {})[0] is TypeError
-
-
-def test_defaults_of_keyword_only_parameters():
-    """Whoever makes the call; Numba itself takes the default of y for that of z."""
-
-    def with_defaults(x, y=None, *, z=3):
-        return x, y, z
-
-    for kernel in (fast_args(with_defaults), both(with_defaults)[1]):
-        for x in (1, ONLY_NUMBA):  # native code makes the first, Numba's dispatcher the second
-            for _ in range(3):
-                assert kernel(x) == (x, None, 3) and kernel(x, 2) == (x, 2, 3)
-                assert kernel(x, z=5) == (x, None, 5) and kernel(x, 2, z=(1, 2)) == (x, 2, (1, 2))
-
-
-def test_it_is_not_iterable():
-    for kernel in (*both(add), fast_args(add)):
-        assert not np.iterable(kernel)
-        with pytest.raises(TypeError, match="not iterable"):
-            iter(kernel)
-
-
-def test_a_kernel_that_nobody_holds_is_gone():
-    """As Numba's is, without a collection."""
+def test_a_first_calls_result_is_its_callers_alone_and_a_kernel_that_nobody_holds_is_gone():
+    """Without a collection. Numba may keep frames of a compilation, which hold those around it until the next one."""
     gc.collect()
     gc.disable()
     try:
+        kernel = accelerated(lambda x, y: x @ y)
+        made = weakref.ref(kernel(np.ones((2, 3)), np.ones(3)))
+        assert made() is None
         for argument in (1, np.ones(2)):
             dispatchers = both(lambda x: helper(x) + 1)
             for each in dispatchers:
@@ -206,6 +162,38 @@ def helper(x):
     return x
 
 
+def test_what_numba_takes_by_position_and_by_name():
+    """It does not know of keyword-only and positional-only parameters, and takes the default of one for that of another."""
+
+    def by_kind(x, /, y, *, z):
+        return x, y, z
+
+    def with_defaults(x, y=None, *, z=3):
+        return x, y, z
+
+    plain, kernel = both(by_kind)
+    named = {"x": 1, "y": 2, "z": 3}
+    for args, kwargs in (((1, 2, 3), {}), ((), named), ((1, 2), {"z": 3}), ((1,), {"y": True, "z": 2.5}), ((1, 2, 3, 4), {})):
+        for _ in range(3):
+            assert outcome(kernel, args, kwargs) == outcome(plain, args, kwargs)
+    assert outcome(kernel, (), named) == (1, 2, 3) and outcome(fast_args(by_kind), (1, 2, 3), {})[0] is TypeError
+    for kernel in (fast_args(with_defaults), accelerated(with_defaults)):
+        for x in (1, ONLY_NUMBA):  # native code makes the first, Numba's dispatcher the second
+            for _ in range(3):
+                assert kernel(x) == (x, None, 3) and kernel(x, 2) == (x, 2, 3)
+                assert kernel(x, z=5) == (x, None, 5) and kernel(x, 2, z=(1, 2)) == (x, 2, (1, 2))
+
+
+def test_arrays_in_objects_that_are_no_containers():
+    """They are what Numba's boxing code of the object makes of them, whatever else is in the result, and whose it is."""
+    x = np.array([1.0, 2.0])
+    for function in (lambda x: (np.polynomial.Polynomial(x),), lambda x: (x + 1, np.polynomial.Polynomial(x))):
+        plain, kernel = both(function)
+        for _ in range(3):
+            assert repr(kernel(x)) == repr(plain(x)) and repr(kernel(Dunder(x))[-1]) == repr(plain(x)[-1])
+    assert repr(accelerated(lambda x: np.polynomial.Polynomial(x))(x)) == repr(plain(x)[1])
+
+
 def test_boxes_of_others_types_are_not_kept_on_disk():
     class Other(types.Array):
         pass
@@ -218,25 +206,6 @@ def test_boxes_of_others_types_are_not_kept_on_disk():
         assert not is_plain(other) and not is_plain(types.Tuple([other, types.int64]))
 
 
-def test_arrays_in_objects_that_are_no_containers():
-    """They are what Numba's boxing code of the object makes of them, whatever else is in the result, and whose it is."""
-
-    def fitted(x):
-        return np.polynomial.Polynomial(x)
-
-    def both_of(x):
-        return x + 1, np.polynomial.Polynomial(x)
-
-    for function in (fitted, both_of):
-        plain, accelerated = both(function)
-        x = np.array([1.0, 2.0])
-        for _ in range(3):
-            expected, made = plain(x), accelerated(x)
-            assert repr(made) == repr(expected)
-            made = accelerated(Dunder(x))
-            assert repr(made if function is fitted else made[1]) == repr(expected if function is fitted else expected[1])
-
-
 def test_jitted_functions_in_a_tuple():
     """Numba makes functions by address of them if they have one signature, which native code does not read."""
 
@@ -245,16 +214,11 @@ def test_jitted_functions_in_a_tuple():
             x = function(x)
         return x
 
-    def pick(functions, i):
-        return functions[i](123)
-
-    one, two = (both(function, "int64(int64)")[1] for function in (lambda x: x + 1, lambda x: x + 2))
-    _, applied = both(apply)
-    _, picked = both(pick)
+    one, two = (accelerated(function, "int64(int64)") for function in (lambda x: x + 1, lambda x: x + 2))
+    applied, picked = accelerated(apply), accelerated(lambda functions, i: functions[i](123))
     of_tensors = fast_args(lambda functions, x: functions[0](len(x)))
     for _ in range(3):
-        assert applied((one, two), 0) == 3
-        assert applied((one, one), 0) == 2
+        assert applied((one, two), 0) == 3 and applied((one, one), 0) == 2
         assert [picked((one, two), i) for i in range(2)] == [124, 125]
         assert of_tensors((one, two), np.zeros(3)) == of_tensors((one, two), Dunder(np.zeros(3))) == 4
 
@@ -270,34 +234,37 @@ def above(x):
     return x + Level.LOW.value
 
 
-def test_code_that_is_kept_by_numba_alone_is_no_warning(tmp_path, monkeypatch):
-    """Libraries are imported with warnings as errors, too."""
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_code_that_is_kept_by_numba_alone_is_no_warning(cache):
+    """Libraries are imported with warnings as errors, too."""
     with pytest.warns(NumbaWarning, match="above is compiled by each process"):
         assert fast_args(cache=True)(above)(1) == 2
+    assert not list(cache.rglob("*.entry"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for kernel in both(above, "int64(int64)", cache=True):
             assert kernel(1) == 2
 
 
-def test_a_folder_that_others_can_write_to(tmp_path, monkeypatch):
+def test_a_folder_that_others_can_write_to(cache):
     """Code is kept in Numba's files then, not in ours."""
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    _, accelerated = both(add, cache=True)
-    assert accelerated(1, 2) == 3
-    (folder,) = tmp_path.rglob(FOLDER)
+    assert accelerated(add, cache=True)(1, 2) == 3
+    (folder,) = cache.rglob(FOLDER)
     folder.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="other users can write"):
         fast_args(cache=True)(add)
     for hits in (0, 1):
-        _, accelerated = both(add, cache=True)
-        assert [accelerated(x, 2) for x in (1, 2)] == [3, 4] and sum(accelerated.stats.cache_hits.values()) == hits
+        kernel = accelerated(add, cache=True)
+        assert [kernel(x, 2) for x in (1, 2)] == [3, 4] and sum(kernel.stats.cache_hits.values()) == hits
 
 
-def test_code_of_functions_whose_variables_have_types_is_kept(tmp_path, monkeypatch):
+def test_code_of_functions_whose_variables_have_types_is_kept(cache):
     """Numba adds to the types it was given, while it compiles."""
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
 
     def in_steps(x):
         y = x + 1
@@ -309,16 +276,7 @@ def test_code_of_functions_whose_variables_have_types_is_kept(tmp_path, monkeypa
             assert kernel(1) == 8.0 and sum(kernel.stats.cache_hits.values()) == hits
 
 
-# ---- programs that ask for Numba's class, or patch it ----------------------------------------------------------------------
-
-
-def total(x):
-    return x.sum()
-
-
 def test_the_class_is_the_one_that_programs_find():
-    from numba.core import registry, target_extension
-
     plain, function = both(add)
     accelerate()
     try:
@@ -337,6 +295,8 @@ def test_the_class_is_the_one_that_programs_find():
     assert str(type(function)) == str(type(plain)) and type(function).__name__ == "CPUDispatcher"
     assert str(function) == str(plain) and repr(function) == repr(plain)
     assert isinstance(function, CPUDispatcher) and isinstance(function, FastKernel)
+    for kernel in (plain, function, fast_args(add)):
+        assert not np.iterable(kernel)
 
 
 OF_ANOTHER = "import pickle, fastexchange; {}; k = pickle.loads({!r}); print(k(1, 2), *(c.__name__ for c in type(k).__mro__[:2]))"
@@ -375,31 +335,28 @@ def noting(original, seen: list):
 
 
 def test_a_call_in_the_place_of_numbas_is_made(monkeypatch):
+    """Or in that of the class which programs find."""
     seen = []
-    monkeypatch.setattr(CPUDispatcher, "__call__", noting(CPUDispatcher.__call__, seen), raising=False)
-    _, function = both(add)
-    assert [function(1, 2), function(1, 2), function(x=1, y=2)] == [3] * 3
-    assert seen == [(1, 2), (1, 2), ()]
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(CPUDispatcher, "__call__", noting(CPUDispatcher.__call__, seen), raising=False)
+        function = accelerated(add)
+        assert [function(1, 2), function(1, 2), function(x=1, y=2)] == [3] * 3
+        assert seen == [(1, 2), (1, 2), ()]
     assert function(1, 2) == 3 and function(1, 2) == 3 and len(seen) == 3
-
-
-def test_a_call_in_the_place_of_the_found_class_is_made(monkeypatch):
-    seen = []
-    _, function = both(add)
-    monkeypatch.setattr(type(function), "__call__", noting(type(function).__call__, seen))
-    assert [function(1, 2), function(1, 2), function(1, 2)] == [3] * 3
-    assert len(seen) == 3 and function.counts().fast == 2
-    monkeypatch.undo()
-    _, function = both(total)
-    x = np.arange(4.0)
+    seen.clear()
+    function = accelerated(add)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(function), "__call__", noting(type(function).__call__, seen))
+        assert [function(1, 2), function(1, 2), function(1, 2)] == [3] * 3
+        assert len(seen) == 3 and function.counts().fast == 2
+    function, x = accelerated(total), np.arange(4.0)
     assert [function(x), function(x)] == [6.0] * 2 and len(seen) == 3 and function.counts().fast == 1
 
 
 @pytest.mark.parametrize("where", ["class", "instance"])
 def test_what_is_in_the_place_of_numbas_compiling_is_asked(monkeypatch, where):
     seen = []
-    _, function = both(total)
+    function = accelerated(total)
     compile_for_args = noting(Dispatcher._compile_for_args, seen)
     if where == "class":
         monkeypatch.setattr(Dispatcher, "_compile_for_args", compile_for_args)
@@ -414,7 +371,37 @@ def test_what_is_in_the_place_of_numbas_compiling_is_asked(monkeypatch, where):
         function("no array")
 
 
-# ---- classes with a Numba type of their own --------------------------------------------------------------------------------
+PATCHED = """
+    import numba, numpy as np
+    from numba.core import registry
+    numbas = registry.CPUDispatcher
+    import fastexchange
+    from fastexchange.ground.cfunction import code_cache
+    del code_cache.folders
+    fastexchange.accelerate()
+    def patch(cls, seen):
+        compile = cls.compile
+        def patched(self, sig):
+            seen.append(self.py_func.__name__)
+            return compile(self, sig)
+        cls.compile = patched
+    found = [], []
+    for each in zip((numbas, registry.CPUDispatcher), found):
+        patch(*each)
+    @numba.njit
+    def add(x, y):
+        return x[0] + y
+    for _ in range(40):
+        add(np.ones(2), 1), add((1.0, 2), 2.0), add([1.0], 1)
+    print(*found, add.counts().fast > 40, code_cache.misses > 3, sep=";")
+"""
+
+
+@needs_fork
+def test_who_patches_compile_sees_what_the_program_compiles(tmp_path):
+    """With nothing in the cache: not the package's own functions, nor Numba's overloads that they would call."""
+    printed = fork_python(PATCHED, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip()
+    assert printed == f"{['add'] * 3};{['add'] * 3};True;True"
 
 
 class Celsius(Dunder):
@@ -477,34 +464,3 @@ def test_a_type_of_its_own_is_what_numba_reads(value):
     for kernel in (*both(number_in), fast_args(number_in)):
         assert [kernel(value), kernel(value), kernel(x=value)] == [value.number] * 3
     assert "extension of Numba" in str(fast_args(number_in).explain(value))
-
-
-@needs_fork
-def test_who_patches_compile_sees_what_the_program_compiles(tmp_path):
-    """With nothing in the cache: not the package's own functions, nor Numba's overloads that they would call."""
-    program = """
-        import numba, numpy as np
-        from numba.core import registry
-        numbas = registry.CPUDispatcher
-        import fastexchange
-        from fastexchange.ground.cfunction import code_cache
-        del code_cache.folders
-        fastexchange.accelerate()
-        def patch(cls, seen):
-            compile = cls.compile
-            def patched(self, sig):
-                seen.append(self.py_func.__name__)
-                return compile(self, sig)
-            cls.compile = patched
-        found = [], []
-        for each in zip((numbas, registry.CPUDispatcher), found):
-            patch(*each)
-        @numba.njit
-        def add(x, y):
-            return x[0] + y
-        for _ in range(40):
-            add(np.ones(2), 1), add((1.0, 2), 2.0), add([1.0], 1)
-        print(*found, add.counts().fast > 40, code_cache.misses > 3, sep=";")
-    """
-    printed = fork_python(program, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip()
-    assert printed == f"{['add'] * 3};{['add'] * 3};True;True"

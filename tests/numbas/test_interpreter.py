@@ -1,15 +1,11 @@
-"""Interpreters that are refused when the package is imported, and those on which Numba's dispatcher makes all calls."""
+"""Interpreters that are refused when the package is imported, or whose calls Numba's dispatcher makes; and no compiler."""
 
 import sys
 
 import pytest
-from forked import needs_fork
+from forked import fork_python, needs_fork
 from interpreter import run_python
 from other_ways import run_changed
-
-FREE_THREADED_BUILD = "sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1"
-WITH_THE_GIL_ON = f"{FREE_THREADED_BUILD}; sys._is_gil_enabled = lambda: True"
-GIL_OFF = "sys._is_gil_enabled = lambda: False"
 
 
 @needs_fork
@@ -28,11 +24,15 @@ def test_an_interpreter_that_is_not_trusted():
 
 
 @needs_fork
-@pytest.mark.parametrize("change", [FREE_THREADED_BUILD, WITH_THE_GIL_ON, GIL_OFF])
+@pytest.mark.parametrize("change", [
+    pytest.param("sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1; sys._is_gil_enabled = lambda: True", id="such a build"),
+    pytest.param("sys._is_gil_enabled = lambda: False", id="the GIL is off"),
+])  # fmt: skip
 def test_free_threaded_interpreters(change):
     """As far as one with the GIL can show it: no code reads objects, none that is native makes calls, and results are right."""
     run_changed(f"""
-        import array, sys, sysconfig, threading
+        import array, sys, sysconfig
+        from concurrent.futures import ThreadPoolExecutor
         import numpy as np
         {change}
         from fastexchange.ground import cpython
@@ -42,19 +42,14 @@ def test_free_threaded_interpreters(change):
 
         import fastexchange
         from other_ways import Protocol, check, raises
-        kernel, errors = check()[0], []
-        def caught():
-            try:
-                for _ in range(50):
-                    x = Protocol(np.ones(3))
-                    assert kernel(2.0, x, (1.0, 2.0)) == kernel.bind(2.0, x, (1.0, 2.0))() == 9.0
-                    assert fastexchange.from_dlpack(x).sum() == fastexchange.convert(x, np.ndarray).sum() == 3.0
-            except BaseException as error:
-                errors.append(error)
-        threads = [threading.Thread(target=caught) for _ in range(4)]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
-        assert not errors, errors
+        kernel = check()[0]
+        def calls(_):
+            for _ in range(50):
+                x = Protocol(np.ones(3))
+                assert kernel(2.0, x, (1.0, 2.0)) == kernel.bind(2.0, x, (1.0, 2.0))() == 9.0
+                assert fastexchange.from_dlpack(x).sum() == fastexchange.convert(x, np.ndarray).sum() == 3.0
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(calls, range(4)))
         assert fastexchange.from_dlpack(array.array("h", [1, 2])).tolist() == [1, 2]
         assert raises(lambda: fastexchange.polyfill(np.ndarray), "laid out")
         assert kernel.counts().fast == 0 and "free-threaded" in str(kernel.explain(1.0, np.ones(3), (1.0, 2.0)))
@@ -85,3 +80,36 @@ def test_monitoring_sees_calls_if_numba_is_to_report_them():
     """
     assert run_python(code, NUMBA_ENABLE_SYS_MONITORING="1").stdout.split() == ["2", "numba"]
     assert run_python(code, NUMBA_ENABLE_SYS_MONITORING="0").stdout.split() == ["0", "native"]
+
+
+def test_without_a_compiler_kernels_have_what_compiled_ones_have():
+    """So that a program runs under ``NUMBA_DISABLE_JIT=1``, too."""
+    code = """
+        import os
+        import numpy as np
+        from numba import cloudpickle
+        from fastexchange import fast_args
+
+        FACTOR = 2
+
+        @fast_args(out="x[n] -> y[n]")
+        def kernel(x, y):
+            y[:] = FACTOR * x
+
+        for n in range(3):
+            kernel(np.ones(n + 1))
+        counts, hits = kernel.counts(), sum(kernel.stats.cache_hits.values())
+        print(counts.fast + counts.slow, len(kernel.signatures) == counts.compiled, hits, kernel.out)
+        kernel.recompile()
+        explained = kernel.explain(np.ones(2))
+        print([(name, how.path, numba_type) for name, how, numba_type in explained.arguments])
+        print(cloudpickle.loads(cloudpickle.dumps(kernel))(np.ones(3)), fast_args(lambda x: x + 1)(1))
+        try:
+            kernel.explain()
+        except TypeError:
+            print("TypeError")
+        if os.environ["NUMBA_DISABLE_JIT"] == "1":
+            assert "NUMBA_DISABLE_JIT" in str(explained) and kernel.precompile((np.ones(3),), "(float64[:],)") == []
+        """
+    compiled, interpreted = (fork_python(code, NUMBA_DISABLE_JIT=value).stdout for value in "01")
+    assert compiled == interpreted and "[2. 2. 2.] 2" in compiled and "TypeError" in compiled

@@ -162,32 +162,25 @@ PUBLIC = {
     "numba.extending", "numba.np.numpy_support", "numba.types",
 }  # fmt: skip
 """Modules that Numba's and llvmlite's documentation names, or tells those who extend Numba to use."""
-
-
 OF_NUMBA = "numba_internals.py", "numba_code.py", "numba_extensions.py", "numba_changes.py"
 
 
+PRIVATE = re.compile(r"\b(dispatcher|library|codegen|call_conv|codelib|cres|compiled|pyapi|api)\._(?!numba_type_)[a-z]\w*")
+
+
 def test_what_is_private_stands_in_these_files():
-    """The packages for CUDA have a file each (``cuda.targets``)."""
+    """Modules and attributes. The packages for CUDA have a file each (``cuda.targets``)."""
     root = Path(fastexchange.__file__).parent
     for path in root.rglob("*.py"):
         if path.name in OF_NUMBA or path.parent.name == "targets":
             continue
+        assert not (found := PRIVATE.findall(path.read_text())), (path.name, found)
         for node in ast.walk(ast.parse(path.read_text())):
+            names = set()
             if isinstance(node, ast.Import):
                 names = {name.name for name in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 inner = {f"{node.module}.{name.name}" for name in node.names}
                 names = {name if name in PUBLIC else node.module for name in inner}
-            else:
-                continue
             private = {name for name in names if name.split(".")[0] in ("numba", "llvmlite")} - PUBLIC
             assert not private, f"{path.relative_to(root)} imports {private}"
-
-
-def test_private_attributes_of_numba_are_used_in_these_files():
-    pattern = re.compile(r"\b(dispatcher|library|codegen|call_conv|codelib|cres|compiled|pyapi|api)\._(?!numba_type_)[a-z]\w*")
-    root = Path(fastexchange.__file__).parent
-    for path in root.rglob("*.py"):
-        if path.name not in OF_NUMBA and path.parent.name != "targets":
-            assert not (found := pattern.findall(path.read_text())), (path.name, found)
