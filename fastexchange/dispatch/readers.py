@@ -239,7 +239,8 @@ def borrow_view(reading, ob, entry, view):
     guard = guard_of(reading.context, structs.entry_at(entry))
     if is_odd(guard, ob) or reading.flags & FLAG_MEMORY != 0:
         return (structs.STATUS_CHECK if reading.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA), 0, True, 0, origin
-    dl_tensor_at(view).device.device_type = 0  # no device, in case the producer writes nothing
+    device = dl_tensor_at(view).device
+    device.device_type, device.device_id = 0, 0  # no device, in case the producer writes nothing
     failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0
     if failed or PyErr_Occurred() != 0:
         if PyErr_Occurred() == 0:

@@ -1,7 +1,9 @@
 """Kernels in calls that PyTorch traces, compiles, transforms or exports, and what modes, tracers and profilers see of them."""
 
 import functools
+import gc
 import re
+import sys
 import warnings
 
 import numba
@@ -11,9 +13,12 @@ import torch_operators
 from forked import fork_python
 from frameworks import has_table
 from interpreter import lines_said
+from made_producers import Dunder
+from oracle import type_and_message
 from torch_operators import axpy, axpy_op, doubled, refused, scale, scale_op, tensors, torch, total
 
 from fastexchange import fast_args
+from fastexchange.calls import torch_tracing
 from fastexchange.calls.torch_backward import _call
 from fastexchange.calls.torch_tracing import name_of
 from fastexchange.producers import torch_modes
@@ -549,3 +554,22 @@ def test_an_exported_program_is_loaded_where_the_kernel_is_imported(tmp_path):
     """
     done = fork_python(load, path)
     assert done.stdout == "36.0\n" and lines_said(done.stderr) == []
+
+
+def test_what_is_refused_after_dynamo_has_traced_leaves_no_cycle():
+    class Refuses(Dunder):
+        def __dlpack__(self, **options):
+            raise KeyError("no")
+
+    kernel, array = fast_args(lambda x, y: None), np.ones(3)
+    torch_tracing.prepare_tracing(id(kernel))
+    refuses = Refuses(np.ones(1))
+    gc.collect()
+    gc.disable()
+    try:
+        before = sys.getrefcount(array)
+        for _ in range(5):
+            assert type_and_message(kernel, array, refuses)[0] is KeyError
+        assert sys.getrefcount(array) == before
+    finally:
+        gc.enable()
