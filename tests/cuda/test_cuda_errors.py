@@ -257,19 +257,6 @@ def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package)
 # ---- what no package takes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["s", [1.0], None, {1: 2}], ids=lambda value: type(value).__name__)
-def test_what_no_kernel_takes(stub, package, kernels, value):
-    """Who is to blame is the argument, not a tensor that the package does not know."""
-    array = package.device_array(3, np.float32)
-    for arguments, position in (((array, value), 1), ((DeviceTensor((4,)), value), 1), (((value, 1), DeviceTensor((4,))), 0)):
-        name = f"two(): argument {'xy'[position]!r} (position {position}): no kernel for CUDA takes an argument of type "
-        for _ in range(2):
-            with pytest.raises(TypeError, match=re.escape(name + type(value).__name__)):
-                kernels[2][1, 32](*arguments)
-    assert not stub.launches
-    kernels[2][1, 32](array, 1)
-
-
 def test_tensors_beside_what_only_the_package_takes(stub, package, kernels):
     """It takes arrays of the host, but no tensor that has an exchange table alone."""
     message = "argument 'x' (position 0): {} cannot take a cuda_tensors.DeviceTensor, and has to make this launch itself: {}"
@@ -282,15 +269,6 @@ def test_tensors_beside_what_only_the_package_takes(stub, package, kernels):
     array = package.device_array(3, np.float32)
     assert "own launch" in str(kernels[2].explain(array, host)) and "path package" in str(kernels[2].explain(array, host))
     assert "path device-array" in str(kernels[2].explain(array, 1))
-
-
-def test_a_tensor_on_a_device_that_there_is_not(stub, kernels):
-    for arguments, position in (((DeviceTensor((4,), device=9), 1), 0), ((1, (2, DeviceTensor((4,), device=9))), 1)):
-        name = re.escape(f"argument {'xy'[position]!r} (position {position})") + ".*kDLCUDA:9, which does not exist"
-        for launch in (kernels[2][1, 32], kernels[2][1, 32].bind):
-            with pytest.raises(BufferError, match=name):
-                launch(*arguments)
-        assert "kDLCUDA:9, which does not exist" in str(kernels[2].explain(*arguments))
 
 
 def test_both_packages_in_one_process(package):

@@ -1,6 +1,5 @@
 """Tensors without an exchange table, tensors that change between two launches, and producers that report nonsense."""
 
-import array as stdlib_array
 import gc
 import sys
 
@@ -8,9 +7,8 @@ import numpy as np
 import pytest
 from cuda_producers import CUDA, HOST, ArrayInterface, Exports, ExportsLegacy, Wrapper, both_ways
 from cuda_tensors import DeviceTensor
-from frameworks import torch
 from launches import kernel_of, numbers_of
-from made_producers import Ledger, capsule, export_versioned
+from made_producers import Ledger
 
 from fastexchange import CudaError
 from fastexchange._abi import ffi
@@ -100,103 +98,6 @@ def test_what_is_readonly(record, package, name):
     assert numba_type.mutable is (name in WRITABLE)
 
 
-class _Gives(Exports):
-    """Whose export is what `give` says."""
-
-    def __init__(self, ledger, give):
-        super().__init__(ledger)
-        self.give = give
-
-    def __dlpack__(self, **options):
-        return self.give(self)
-
-
-class Own(Exception):
-    pass
-
-
-def _raise(error):
-    raise error
-
-
-def _capsule(ledger, tensor, name=b"dltensor_versioned", **lies):
-    return capsule(export_versioned(ledger, tensor.array, **{**tensor.lies, **lies}), name)
-
-
-FAILING = {
-    "an error of its own": (lambda tensor: _raise(Own("no")), Own),
-    "BufferError": (lambda tensor: _raise(BufferError("no")), BufferError),
-    "TypeError": (lambda tensor: _raise(TypeError("no")), TypeError),
-    "KeyError": (lambda tensor: _raise(KeyError("no")), KeyError),
-    "a capsule that has been consumed": (lambda tensor: _capsule(Ledger(), tensor, b"used_dltensor_versioned"), BufferError),
-    "a version of the future": (lambda tensor: _capsule(tensor.ledger, tensor, version=(2, 0)), BufferError),
-    "None": (lambda tensor: None, BufferError),
-    "an int": (lambda tensor: 5, BufferError),
-    "a str": (lambda tensor: "capsule", BufferError),
-}
-
-
-class _LegacyRaises(ExportsLegacy):
-    """Exports, and then cannot be asked whether it is readonly."""
-
-    @property
-    def __cuda_array_interface__(self):
-        if self.told:
-            raise ValueError("the array interface is not to be had")
-        raise AttributeError("not yet")
-
-
-@pytest.mark.parametrize("name", FAILING)
-def test_exports_that_fail(record, kernels, name):
-    give, error = FAILING[name]
-    value = _Gives(Ledger(), give)
-    good = Exports(value.ledger)
-    for arguments in ((value, 1), (good, value), (value, good)):
-        with pytest.raises(error) as caught:
-            kernels[2][1, 32](*arguments)
-        said = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-        assert "two(): argument" in said or sys.version_info < (3, 11)
-        del caught
-    value.ledger.check(value.ledger.made)
-    assert not record.launches
-
-
-def test_a_legacy_export_whose_interface_raises(record, kernels):
-    value = _LegacyRaises(Ledger())
-    with pytest.raises(ValueError, match="array interface is not to be had"):
-        kernels[1][1, 32](value)
-    assert not record.launches
-    assert value.ledger.made == 0 or value.ledger.out <= 1  # the capsule stayed the producer's: made without a destructor
-
-
-@pytest.mark.parametrize("lies", [
-    {"ndim": -1}, {"ndim": 65}, {"shape": None}, {"shape": (-3,)}, {"shape": (2**62,)}, {"shape": (3,), "strides": (2**61,)},
-    {"lanes": 2}, {"lanes": 0}, {"bits": 7}, {"bits": 0}, {"code": 99}, {"code": 5, "bits": 255}, {"data": 0},
-    {"byte_offset": 2**63}, {"byte_offset": 2**64 - 1}, {"byte_offset": 3}, {"device_type": 99}, {"device_id": -1},
-    {"device_id": 2**31 - 1},
-], ids=str)  # fmt: skip
-def test_nonsense_is_refused(record, kernels, lies):
-    """By __dlpack__, and by an exchange table, in the general way and where a fast entry is."""
-    exports = Exports(Ledger(), **lies)
-    with pytest.raises(BufferError):
-        kernels[1][1, 32](exports)
-    exports.ledger.check(exports.ledger.made)
-    x = DeviceTensor((4,))
-    both_ways(lambda: kernels[1][1, 32](x))
-    bad = DeviceTensor((4,))
-    ledger = Ledger()
-    lied = export_versioned(ledger, np.zeros(4, np.float32), **{"device_type": 2, **lies})
-    bad._managed.dl_tensor = lied.dl_tensor
-    record.clear()
-    for arguments in ((bad,), ((bad, 1),), ((x, bad),)):
-        for _ in range(2):
-            with pytest.raises(BufferError):
-                kernels[1][1, 32](*arguments)
-    with pytest.raises(BufferError):
-        kernels[1][1, 32].bind(bad)
-    assert not record.launches
-
-
 # ---- wrappers, buffers, tensors of PyTorch ---------------------------------------------------------------------------
 
 
@@ -214,29 +115,6 @@ def test_wrappers(stub, kernels):
     count = sys.getrefcount(x)
     both_ways(lambda: kernels[1][1, 32](Wrapper(x)), 20)
     assert sys.getrefcount(x) == count and x.deleted == 0
-
-
-@pytest.mark.parametrize("make", [lambda: stdlib_array.array("f", [1, 2]), lambda: memoryview(bytearray(8)), lambda: b"12"])
-def test_buffers_are_memory_of_the_host(record, kernels, make):
-    """The packages take none either."""
-    with pytest.raises(BufferError, match="kDLCPU"):
-        kernels[1][1, 32](make())
-    assert not record.launches
-
-
-@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
-@pytest.mark.parametrize("make", [
-    lambda: torch.ones(3), lambda: torch.ones(3, requires_grad=True), lambda: torch.nn.Parameter(torch.ones(3)),
-    lambda: torch.ones(3, device="meta"), lambda: torch.ones(3, dtype=torch.complex64).conj(), lambda: torch.ones(3).to_sparse(),
-    lambda: torch.ones(3, dtype=torch.complex64).conj().imag, lambda: torch.ones(3, device="meta", requires_grad=True),
-])  # fmt: skip
-def test_tensors_of_pytorch_that_are_no_memory_of_a_device(record, kernels, make):
-    value, host = make(), np.ones(3, np.float32)
-    for arguments in ((value, 1), (1, (value, 2)), (host, value), (value, host), (DeviceTensor((4,)), value)):
-        for _ in range(2):
-            with pytest.raises(BufferError):
-                kernels[2][1, 32](*arguments)
-    assert not record.launches
 
 
 # ---- what changes between two launches -------------------------------------------------------------------------------
