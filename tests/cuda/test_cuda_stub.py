@@ -69,10 +69,10 @@ def made(name, *arguments):
     return handle
 
 
-def told(kind, name, *arguments):
-    """What a function writes where its first argument points."""
+def told(kind, name, *arguments, stream=None):
+    """What a function writes where its first argument points, the second if one has a stream."""
     value = kind()
-    ok(name, byref(value), *arguments)
+    ok(name, *([stream] if stream else []), byref(value), *arguments)
     return value.value
 
 
@@ -84,15 +84,12 @@ def launch(handle=None, grid=(1, 1, 1), block=(32, 1, 1), shared=0, stream=None,
 @alone
 def test_functions_are_found_by_name_and_version_and_others_are_listed():
     found, status = c_void_p(), c_int()
-    get = cu.cuGetProcAddress_v2
-    versions = [(b"cuMemAlloc", 12000, "_v2"), (b"cuCtxCreate", 12000, "_v2"), (b"cuCtxCreate", 13000, "_v4")]
-    for name, version, suffix in versions:
-        assert get(name, byref(found), version, c_uint64(0), byref(status)) == 0
-        assert found.value == stub.address(name.decode() + suffix)
+    for name, version, wanted in [("cuCtxCreate", 12000, "cuCtxCreate_v2"), ("cuCtxCreate", 13000, "cuCtxCreate_v4")]:
+        ok("cuGetProcAddress_v2", name.encode(), byref(found), version, c_uint64(0), byref(status))
+        assert found.value == ctypes.cast(getattr(cu, wanted), c_void_p).value
     for _ in range(2):
-        assert get(b"cuNoSuch", byref(found), 13000, c_uint64(0), byref(status)) == 500
+        refused(500, "cuGetProcAddress_v2", b"cuNoSuch", byref(found), 13000, c_uint64(0), byref(status))
         assert (status.value, found.value, stub.missing) == (1, None, ["cuNoSuch"])
-    assert told(c_int, "cuDriverGetVersion") == 13000
 
 
 @alone
@@ -111,31 +108,8 @@ def test_a_launch_is_recorded_with_the_bytes_of_each_parameter():
         thread=threading.get_native_id(),
     )  # fmt: skip
     assert two.function == kernel.value and two.packed == three.packed == PACKED
-    assert [entry.launch for entry in stub.log] == [0, 1, 2] and stub.current_context() == context.value
-    offset, size = c_size_t(), c_size_t()
-    for i, expected in enumerate([(0, 1), (8, 8), (16, 4)]):
-        ok("cuFuncGetParamInfo", function, c_size_t(i), byref(offset), byref(size))
-        assert (offset.value, size.value) == expected
-    refused(1, "cuKernelGetParamInfo", kernel, c_size_t(3), byref(offset), byref(size))
     stub.clear()
     assert stub.launches == [] and stub.log == []
-
-
-@alone
-def test_attributes_of_a_function_go_before_those_of_its_kernel():
-    def shared():
-        of_kernel = [told(c_int, "cuKernelGetAttribute", 8, kernel, device) for device in (0, 1)]
-        return [*of_kernel, told(c_int, "cuFuncGetAttribute", 8, function)]
-
-    assert [told(c_int, "cuFuncGetAttribute", i, function) for i in (0, 1, 3, 4, 6)] == [1024, 1024, 0, 32, 90]
-    assert shared() == [47 * 1024] * 3
-    ok("cuKernelSetAttribute", 8, 60000, kernel, 0)
-    assert shared() == [60000, 47 * 1024, 60000]
-    ok("cuFuncSetAttribute", function, 8, 50000)
-    ok("cuKernelSetAttribute", 8, 70000, kernel, 0)
-    assert shared() == [70000, 47 * 1024, 50000]
-    refused(1, "cuFuncSetAttribute", function, 4, 1)
-    refused(1, "cuFuncSetAttribute", function, 9, 101)
 
 
 class Attribute(ctypes.Structure):
@@ -220,8 +194,8 @@ def test_contexts_are_current_per_thread():
 
 @alone
 def test_memory_is_the_devices_and_copies_copy():
-    def attribute(number, at, kind=c_int):
-        value = kind()
+    def attribute(number, at):
+        value = c_int()
         code = cu.cuPointerGetAttribute(byref(value), number, c_uint64(at))
         return value.value if code == 0 else -code
 
@@ -236,25 +210,8 @@ def test_memory_is_the_devices_and_copies_copy():
     assert [entry.api for entry in stub.log] == ["cuMemcpyHtoD", "cuMemsetD8", "cuMemcpyDtoH"]
     refused(1, "cuMemcpyHtoD_v2", c_uint64(there + 1), here, c_size_t(100))
     assert [attribute(2, there), attribute(9, there + 99), attribute(9, second), attribute(9, there + 100)] == [2, 0, 1, -1]
-    assert attribute(1, there, c_uint64) == context.value
-    assert attribute(1, second, c_uint64) == stub.primary_context(1)
-    base, size = c_uint64(), c_size_t()
-    ok("cuMemGetAddressRange_v2", byref(base), byref(size), c_uint64(there + 50))
-    assert (base.value, size.value) == (there, 100)
-    numbers, kind, device = (c_int * 2)(2, 9), c_uint(9), c_int(9)
-    data = (c_void_p * 2)(ctypes.addressof(kind), ctypes.addressof(device))
-    ok("cuPointerGetAttributes", 2, numbers, data, c_uint64(ctypes.addressof(here)))
-    assert (kind.value, device.value) == (0, -2)  # unknown memory
-    host = made("cuMemHostAlloc", c_size_t(16), 0)
-    assert attribute(2, host.value) == 1
-    ok("cuMemFreeHost", host)
-    ok("cuMemAllocManaged", byref(pointer), c_size_t(8), 1)
-    assert attribute(8, pointer.value, ctypes.c_uint8) == 1
     ok("cuMemFree_v2", pointer)
-    assert stub.allocations(0) == stub.allocations(1) == 1
-    ok("cuMemFree_v2", c_uint64(there))
-    refused(1, "cuMemFree_v2", c_uint64(there))
-    refused(2, "cuMemAlloc_v2", byref(pointer), c_size_t(1 << 40))
+    refused(1, "cuMemFree_v2", pointer)
     stub.free(second)
     assert stub.allocations(0) == stub.allocations(1) == 0
 
@@ -273,12 +230,6 @@ def test_the_log_has_the_order_between_streams():
     assert [(x.api, x.stream, x.event, x.launch) for x in stub.log] == [
         ("cuLaunchKernel", a, 0, 0), ("cuEventRecord", a, e, -1), ("cuStreamWaitEvent", b, e, -1),
         ("cuLaunchKernel", b, 0, 1), ("cuStreamSynchronize", b, 0, -1), ("cuCtxSynchronize", 0, 0, -1)]  # fmt: skip
-    other = made("cuDevicePrimaryCtxRetain", 1)
-    ok("cuCtxPushCurrent_v2", other)
-    assert launch(handle=kernel, stream=one) == 400  # a stream of the other context
-    refused(400, "cuEventRecord", made("cuEventCreate", 2), one)
-    ok("cuStreamWaitEvent", None, event, 0)
-    assert stub.log[-1].context == other.value
     ok("cuStreamDestroy_v2", one)
     refused(400, "cuStreamSynchronize", one)
     ok("cuEventDestroy_v2", event)
@@ -291,7 +242,7 @@ def test_a_launch_on_a_capturing_stream_is_captured():
     event = made("cuEventCreate", 2)
     graph = c_void_p()
     ok("cuStreamBeginCapture_v2", one, 0)
-    assert told_of(one) == 1 and launch(stream=one) == 0
+    assert told(c_int, "cuStreamIsCapturing", stream=one) == 1 and launch(stream=one) == 0
     ok("cuEventRecord", event, one)
     ok("cuStreamWaitEvent", two, event, 0)  # joins
     assert launch(stream=two) == 0
@@ -301,17 +252,8 @@ def test_a_launch_on_a_capturing_stream_is_captured():
     assert launch(stream=two) == 0 and stub.launches[-1].graph == 0
     ok("cuStreamBeginCapture_v2", one, 0)
     refused(900, "cuMemAlloc_v2", byref(c_uint64()), c_size_t(8))
-    assert launch(stream=one) == 901 and told_of(one) == 2
+    assert launch(stream=one) == 901 and told(c_int, "cuStreamIsCapturing", stream=one) == 2
     refused(901, "cuStreamEndCapture", one, byref(graph))
-    ok("cuStreamBeginCapture_v2", made("cuStreamCreate", 0), 0)  # a blocking one
-    assert graph.value is None and launch() == 906
-
-
-def told_of(stream) -> int:
-    """The status of a stream's capture."""
-    status = c_int()
-    ok("cuStreamIsCapturing", stream, byref(status))
-    return status.value
 
 
 # ---- beside a driver -------------------------------------------------------------------------------------------------
@@ -359,15 +301,8 @@ def test_a_package_launches_what_it_was_told(stub, package):
     assert record.parameters[0] == struct.pack("<d", 2.0)
     assert numbers_of(record)[1:] == words_of(package, x) + words_of(package, y)
     assert (x.copy_to_host() == np.arange(10)).all()
-    stream, event = package.stream(), package.event()
-    record = launched(x, y, stream=stream)
-    stream.synchronize()
-    event.record(stream)
-    event.wait()
-    handle = int(stream.handle)
-    assert [(each.api, each.stream) for each in stub.log[-4:]] == [
-        (record.api, handle), ("cuStreamSynchronize", handle), ("cuEventRecord", handle), ("cuStreamWaitEvent", 0),
-    ]  # fmt: skip
+    stream = package.stream()
+    assert launched(x, y, stream=stream).stream == int(stream.handle)
     with package.gpus[1]:
         there = package.to_device(np.arange(3, dtype=np.float32))
         record = launched(there, there)
