@@ -29,9 +29,9 @@ def _directory() -> str:
 
 
 @functools.cache
-def _stage(modules: tuple[str, ...], environment: tuple) -> Stage:
+def _stage(modules: tuple[str, ...]) -> Stage:
     """None of the modules has asked for the driver by then: it could not be used in a fork."""
-    stage = Stage(_LOAD.format(directory=_directory(), modules=modules), **dict(environment))
+    stage = Stage(_LOAD.format(directory=_directory(), modules=modules))
     atexit.register(stage.close)
     return stage
 
@@ -41,7 +41,7 @@ def run_with_stub(code: str, *modules: str, exits: bool = False, **environment: 
 
     A process that fails raises `AssertionError` with its output. Only where it `exits` is anything torn down at its end.
     """
-    ended = _stage(modules, tuple(environment.items())).run(textwrap.dedent(code), seconds=240, exits=exits)
+    ended = _stage(modules).run(textwrap.dedent(code), seconds=240, exits=exits, **environment)
     assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout
 

@@ -1,4 +1,4 @@
-"""Streams: on which one a launch is, what orders it among those of several producers, and which calls a launch makes."""
+"""Streams that are given, producers that cannot tell theirs, and which calls a launch makes. Where it goes: test_cuda_places."""
 
 import ctypes
 import gc
@@ -15,16 +15,6 @@ from stub_processes import run_package
 
 from fastexchange import fast_args
 from fastexchange.cuda.driver import driver
-
-
-@pytest.fixture(scope="module")
-def streams(kernels):
-    """Handles of streams of device 0."""
-    kernels[1][1, 32](DeviceTensor((4,)))
-    return [new_stream() for _ in range(4)]
-
-
-# ---- which stream ----------------------------------------------------------------------------------------------------
 
 
 class _Says:
@@ -74,28 +64,26 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_stream_that_is_given_wins(stub, kernels, streams, kind):
-    DeviceTensor.streams[0] = OtherTensor.streams[0] = streams[0]
-    stream = kind(streams[1])
+def test_a_stream_that_is_given_wins(stub, kernels, kind):
+    handle = new_stream()
+    DeviceTensor.streams[0] = OtherTensor.streams[0] = new_stream()
+    stream = kind(handle)
     kernels[1][1, 32, stream](DeviceTensor((4,)))
     both_ways(lambda: kernels[2][1, 32, stream](DeviceTensor((4,)), OtherTensor((4,))))
     kernels[1].forall(5, 0, stream)(DeviceTensor((4,)))
     kernels[1][1, 32, stream](7)
     kernels[1][1, 32, stream].bind(DeviceTensor((4,)))()
-    assert {each.stream for each in stub.launches} == {streams[1]}
-    assert {each.api for each in stub.log} == {"cuLaunchKernel"}
+    assert {(each.api, each.stream) for each in stub.log} == {("cuLaunchKernel", handle)}
 
 
 @pytest.mark.both_packages
 @pytest.mark.parametrize("handle", [0, 1, 2])
-def test_default_streams_can_be_given(record, kernels, streams, package, handle):
-    DeviceTensor.streams[0] = streams[0]
+def test_default_streams_can_be_given(record, kernels, package, handle):
+    DeviceTensor.streams[0] = new_stream()
     made = [package.default_stream, package.legacy_default_stream, package.per_thread_default_stream][handle]()
-    for stream in (handle, made, _torch(handle), _method(handle)):
+    for stream in (handle, made, _torch(handle), _method(handle), ctypes.c_void_p(handle)):
         kernels[1][1, 32, stream](DeviceTensor((4,)))
         assert record.launches[-1].stream == handle
-    kernels[1][1, 32, ctypes.c_void_p(None)](DeviceTensor((4,)))
-    assert record.launches[-1].stream == 0
 
 
 _PER_THREAD = """
@@ -146,26 +134,18 @@ def test_where_each_thread_has_a_default_stream_of_its_own(package):
 
 
 BAD = [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _method(-1), _torch("x"), _torch(1.0)]
+NO_PROTOCOL = [((1, 0), "version 1, only version 0"), (3, r"is .*, not \(0, handle\)"), ((0, 1, 2), r"is .*, not \(0, handle\)")]
 
 
-@pytest.mark.parametrize("stream", BAD, ids=lambda stream: type(stream).__name__)
-def test_what_is_no_stream_is_refused(record, kernels, stream):
-    with pytest.raises((TypeError, ValueError), match=r"one\[\.\.\.\]: .*(stream|handle)"):
+@pytest.mark.parametrize("stream, message", [(stream, "(stream|handle)") for stream in BAD]
+                         + [(_Says(said), message) for said, message in NO_PROTOCOL])  # fmt: skip
+def test_what_is_no_stream_is_refused(kernels, stream, message):
+    with pytest.raises((TypeError, ValueError), match=rf"one\[\.\.\.\]: .*{message}"):
         kernels[1][2, 32, stream]
-    assert not record.launches
-
-
-@pytest.mark.parametrize("said, message", [
-    ((1, 0), "version 1, only version 0"), (3, r"is .*, not \(0, handle\)"), ((0, 1, 2), r"is .*, not \(0, handle\)"),
-], ids=str)  # fmt: skip
-def test_a_protocol_that_is_not_kept_is_refused(kernels, said, message):
-    with pytest.raises(TypeError, match=message):
-        kernels[1][1, 32, _Says(said)]
 
 
 def test_a_stream_lives_as_long_as_its_launcher(package):
-    kernel = fast_args(package.jit(lambda: None))
-    stream = _method(2)
+    kernel, stream = fast_args(package.jit(lambda: None)), _method(2)
     alive = weakref.ref(stream)
     launcher = kernel[1, 32, stream]
     del stream
@@ -178,19 +158,18 @@ def test_a_stream_lives_as_long_as_its_launcher(package):
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_a_producer_that_cannot_tell_its_stream(record, kernels, failure):
-    x = FailingTensor((4,))
+    x, kind = FailingTensor((4,)), BufferError if failure == FAILURES["mute"] else MemoryError
     both_ways(lambda: kernels[1][1, 32](x))
     bound = kernels[1][1, 32].bind(x)
     record.clear()
     FailingTensor.streams[0] = failure
     for launch in (lambda: kernels[1][1, 32](x), bound, lambda: kernels[2][1, 32](1, x), lambda: kernels[1].forall(3)(x)):
-        with pytest.raises((MemoryError, BufferError)) as caught:
+        with pytest.raises(kind) as caught:
             launch()
-        assert type(caught.value) is (BufferError if failure == FAILURES["mute"] else MemoryError)
         said = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
         if launch is not bound:  # a MemoryError is more than a message: it has a note, which Python 3.10 knows nothing of
-            has_note = sys.version_info >= (3, 11)
-            assert ("the stream on which the tensors' producer works" in said) == (failure == FAILURES["mute"] or has_note)
+            is_said = kind is BufferError or sys.version_info >= (3, 11)
+            assert ("the stream on which the tensors' producer works" in said) == is_said
     kernels[1][1, 32, 2](x)
     assert [each.stream for each in record.launches] == [2]
     FailingTensor.streams[0] = 0
@@ -199,26 +178,22 @@ def test_a_producer_that_cannot_tell_its_stream(record, kernels, failure):
     assert len(record.launches) == 3
 
 
-# ---- order -----------------------------------------------------------------------------------------------------------
-
-
 # ---- capture, and the calls of a launch ------------------------------------------------------------------------------
 
 
-def test_a_launch_on_a_capturing_stream_is_captured(stub, kernels, streams):
-    bindings = driver().bindings
-    DeviceTensor.streams[0] = streams[0]
-    x = DeviceTensor((4,))
+def test_a_launch_on_a_capturing_stream_is_captured(stub, kernels):
+    bindings, stream, x = driver().bindings, new_stream(), DeviceTensor((4,))
+    DeviceTensor.streams[0] = stream
     both_ways(lambda: kernels[1][1, 32](x))
     bound = kernels[1][1, 32].bind(x)
     with driver().on(0):
-        driver().call("cuStreamBeginCapture", bindings.CUstream(streams[0]), bindings.CUstreamCaptureMode(0))
+        driver().call("cuStreamBeginCapture", bindings.CUstream(stream), bindings.CUstreamCaptureMode(0))
         with traced(stub) as calls:
             kernels[1][1, 32](x)
             kernels[1].forall(100)(x)
             bound()
         launches = stub.launches
-        driver().call("cuStreamEndCapture", bindings.CUstream(streams[0]))
+        driver().call("cuStreamEndCapture", bindings.CUstream(stream))
     assert len(launches) == 3 and all(each.graph for each in launches) and len({each.graph for each in launches}) == 1
     assert set(calls) <= {"cuCtxGetCurrent", "cuLaunchKernel", "cuOccupancyMaxPotentialBlockSize", "cuFuncGetAttribute",
                           "cuCtxPushCurrent", "cuCtxPopCurrent"}  # fmt: skip
