@@ -58,5 +58,5 @@ def run_package(code: str, package, exits: bool = False, **environment: str) -> 
     """The same, where ``cuda`` is `package`, and this package and tensors of the tests are imported."""
     begin = f"import {package.__name__} as cuda\nimport numpy as np\nfrom cuda_tensors import DeviceTensor, OtherTensor\n"
     begin += "from fastexchange import CudaError, fast_args\n"
-    modules = *filter(is_installed, PACKAGES), "fastexchange", "cuda_tensors"  # so that one process has imported all
+    modules = *filter(is_installed, PACKAGES), "fastexchange", "cuda_producers", "pytest"  # so that one process has imported all
     return run_with_stub(begin + textwrap.dedent(code), *modules, exits=exits, **environment)
