@@ -19,6 +19,7 @@ import pytest
 from cuda_tensors import DeviceTensor, OtherTensor
 from interpreter import run_python
 from launches import in_threads
+from soak import measured
 
 from fastexchange import CudaError, fast_args
 
@@ -148,7 +149,7 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype(copy, torch, dtype):
-    """Elements come through as they are, whatever the strides, by the first launch and by the fast entry."""
+    """As it is, whatever the strides, by the first launch and by the fast entry."""
     bits = torch.randint(0, 2 if dtype == "bool" else 100, (3 * SIZE,), device="cuda").to(getattr(torch, dtype))
     for x in (bits[:SIZE], bits[::3], bits[:1].expand(SIZE)):
         for _ in range(30):
@@ -177,14 +178,11 @@ def test_scalars_and_tuples(package, torch):
 @gpu
 def test_bound_launches_and_launches_for_tasks(copy, torch):
     x, y, out = torch.arange(5000.0, device="cuda"), torch.arange(5000.0, device="cuda") + 1, torch.zeros(5000, device="cuda")
-    for _ in range(30):
-        out.zero_()
-        copy.forall(5000)(x, out)
-    assert torch.equal(out, x)
     step = copy[40, 128].bind(x, out)
-    out.zero_()
-    step()
-    assert torch.equal(out, x)
+    for launch in [*[lambda: copy.forall(5000)(x, out)] * 30, step]:
+        out.zero_()
+        launch()
+        assert torch.equal(out, x)
     x += 5
     step()
     assert torch.equal(out, x)
@@ -523,14 +521,6 @@ def test_a_kernel_that_breaks_the_context(package, torch):
 # ---- many ------------------------------------------------------------------------------------------------------------
 
 
-def _resident() -> int:
-    """This process's resident bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return 1024 * int(line.split()[1])
-    pytest.skip("this system does not say how much memory a process has")
-
-
 def test_soak(package, tensors, stub_or_none, record_property):
     """Launches of changing kinds: each runs once and in order, and neither references nor memory grow."""
     launches = 100_000 if stub_or_none is None else 8_000
@@ -558,14 +548,13 @@ def test_soak(package, tensors, stub_or_none, record_property):
             bound()
             if i % 100 == 0:  # before the device's queue is full
                 tensors.wait()
+        gc.collect()
 
     some(launches // 10)
-    gc.collect()
-    references, memory = [sys.getrefcount(each) for each in (total, *others)], _resident()
+    references, (memory, *_) = [sys.getrefcount(each) for each in (total, *others)], measured()
     some(launches)
-    gc.collect()
     assert [sys.getrefcount(each) for each in (total, *others)] == references
-    grown = _resident() - memory
+    grown = measured()[0] - memory
     assert grown < 8 << 20, f"{grown} bytes more"
     record_property("launches", launches)
     record_property("grown_bytes", grown)
