@@ -98,8 +98,9 @@ def soak(stub, name: str, launches: int) -> bool:
     gc.collect()
     now = [sys.getrefcount(thing) for thing in held]
     resident, blocks, _ = (later - earlier for later, earlier in zip(measured(), before, strict=True))
-    print(f"  {each * ROUNDS * len(ways):,} launches of {len(ways)} kinds in {time.perf_counter() - began:.0f} s; resident memory "
-          f"{resident / 2**20:+.1f} MiB, blocks {blocks:+,}; {[ledger.made for ledger in ledgers]} exports, {dict(events)}")  # fmt: skip
+    seconds, made = time.perf_counter() - began, [ledger.made for ledger in ledgers]
+    print(f"  {each * ROUNDS * len(ways):,} launches of {len(ways)} kinds in {seconds:.0f} s; resident memory")
+    print(f"  {resident / 2**20:+.1f} MiB, blocks {blocks:+,}; {made} exports, {dict(events)}")
     tensors = {id(thing): thing.exported - thing.deleted for thing in held if hasattr(thing, "deleted")}
     checks = {
         "memory has grown": resident > RESIDENT_BOUND or blocks > BLOCKS_BOUND,

@@ -93,12 +93,18 @@ if torch is not None:
         "torch, negated": lambda m: torch.ones(3, dtype=torch.complex64).conj().imag,
         "torch, sparse": lambda m: torch.ones(3).to_sparse(),
     }
+
+
+def _on(cls, kind, number):
+    if cls is Exports:
+        return lambda m: Exports(m.ledger, number, kind)
+    return lambda m: m.tensor(device=number, device_type=kind)
+
+
 NOWHERE = {
-    f"{kind.__name__} on {device_type.name}:{number}": lambda m, kind=kind, where=(number, device_type): (
-        m.tensor(device=where[0], device_type=where[1]) if kind is DeviceTensor else kind(m.ledger, *where)
-    )
-    for kind in (DeviceTensor, Exports) for device_type in (CUDA, MANAGED) for number in (-1, 9, 64, 2**31 - 1)
-    if (device_type, number) != (MANAGED, 9)  # beside others that is on their device
+    f"{cls.__name__} on {kind.name}:{number}": _on(cls, kind, number)
+    for cls in (DeviceTensor, Exports) for kind in (CUDA, MANAGED) for number in (-1, 9, 64, 2**31 - 1)
+    if (kind, number) != (MANAGED, 9)  # beside others that is on their device
 }  # fmt: skip
 
 # ---- nonsense, as a table or an export tells it, and as a __cuda_array_interface__ does -----------------------------------

@@ -44,9 +44,9 @@ def _ffi() -> cffi.FFI:
 _SAID = ("api", "function", "name", "context", "device", "grid", "block", "cluster", "shared", "stream", "cooperative",
          "graph", "thread")  # fmt: skip
 Launch = collections.namedtuple("Launch", [*_SAID, "offsets", "parameters", "packed"])
-"""A launch as the driver got it, with the fields of ``stub_launch``; `packed`: all parameters at their offsets, the holes zero."""
+"""A launch as the driver got it: ``stub_launch``; `packed`: all parameters at their offsets, the holes zero."""
 Entry = collections.namedtuple("Entry", [name for name, _ in _ffi().typeof("stub_entry").fields])
-"""One line of the log, work given to a stream or a wait, with the fields of ``stub_entry``."""
+"""One line of the log, work given to a stream or a wait: ``stub_entry``."""
 
 
 def _plain(value):
@@ -100,11 +100,6 @@ class Stub:
         """The names of all functions called while `set_trace` was on, without their versions."""
         names = [_plain(self._lib.stub_trace_at(i)) for i in range(self._lib.stub_trace_count())]
         return [re.sub(r"_v\d+$", "", name) for name in names]
-
-    @property
-    def missing(self) -> list[str]:
-        """The functions that were asked for and that the stub does not have."""
-        return [_plain(self._lib.stub_missing_at(i)) for i in range(self._lib.stub_missing_count())]
 
     @property
     def fast_count(self) -> int:
