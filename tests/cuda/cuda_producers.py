@@ -57,7 +57,7 @@ class ArrayInterface:
 class Exports:
     """Has ``__dlpack__``, and counts its exports in `ledger`; lies are those of ``made_producers.fill``.
 
-    `told`: the stream of each export.
+    `told`: the stream of each export. `capsule`: that of the last one.
     """
 
     def __init__(self, ledger: Ledger, device=0, device_type=CUDA, array=None, **lies):
@@ -71,9 +71,11 @@ class Exports:
 
     def __dlpack__(self, *, stream=None, max_version=None):
         self.told.append(stream)
+        export, name = export_versioned, b"dltensor_versioned"
         if max_version is None:
-            return capsule(export_legacy(self.ledger, self.array, **self.lies), b"dltensor")
-        return capsule(export_versioned(self.ledger, self.array, **self.lies), b"dltensor_versioned")
+            export, name = export_legacy, b"dltensor"
+        self.capsule = capsule(export(self.ledger, self.array, **self.lies), name)
+        return self.capsule
 
 
 class ExportsLegacy(Exports):

@@ -24,7 +24,7 @@ from launches import (
     what_is_launched,
     words_of,
 )
-from made_producers import Ledger
+from made_producers import Ledger, capsule_name
 
 from fastexchange import CudaError
 from fastexchange._abi import ffi
@@ -177,6 +177,7 @@ def test_exports_are_given_back(stub, kernels, cls, device_type):
     both_ways(lambda: kernels[2][1, 32](3, (value, DeviceTensor((4,)))), 3)
     assert value.told == [1 if device_type == CUDA else None] * 23
     value.ledger.check(23)
+    assert capsule_name(value.capsule).startswith(b"used_dltensor")
     for _ in range(3):
         is_refused(lambda: kernels[2][1, 32](value, DeviceTensor((4,), device_type=1)), BufferError)
         is_refused(lambda: kernels[2][1, 32](value, ArrayInterface(stub, strides=(6,))), BufferError)
