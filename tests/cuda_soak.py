@@ -3,9 +3,10 @@
     python tests/cuda_soak.py                         # 100,000 launches with each of the packages installed
     python tests/cuda_soak.py --launches 5000
 
-Not part of the suite. After a warm-up nothing may grow beyond the bounds of ``soak``: resident memory, the memory blocks of
-CPython's allocator, references to the tensors; each export is given back once, each event destroyed. Ends with exit code
-1 if anything grew or was not given back.
+Not part of the suite. The paths are the rows of ``test_cuda_places.WHERE``, ``test_cuda_refusals.REFUSED``, and some more.
+After a warm-up nothing may grow beyond the bounds of ``soak``: resident memory, the memory blocks of CPython's allocator,
+references to the arguments; each export is given back once, each event destroyed. Ends with exit code 1 if anything grew
+or was not given back.
 """
 
 import argparse
@@ -17,82 +18,60 @@ import sys
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent / "cuda"), str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import cuda_stub  # noqa: E402
+from stub_processes import PACKAGES, is_installed  # noqa: E402
 
-PACKAGES = ("numba.cuda", "numba_cuda_mlir.cuda")
 ROUNDS, WARM_ROUNDS = 40, 8
 EVENTS = ("cuEventCreate", "cuEventDestroy")
 
 
-def paths(stub, package) -> dict:
-    """By name: a function that makes one launch, of changing kinds."""
+def paths(stub, package) -> tuple[dict, list, list]:
+    """By name: functions that make one launch, of changing kinds; what they hold; the ledgers of their exports."""
     import numpy as np
-    from cuda_producers import ArrayInterface, Exports, ExportsLegacy, Wrapper, kernels_of, new_stream
-    from cuda_tensors import DeviceTensor, OtherTensor
-    from made_producers import Ledger
+    from cuda_producers import kernels_of
+    from launches import is_refused
+    from test_cuda_places import WHERE, World
+    from test_cuda_refusals import REFUSED, Maker
 
     from fastexchange import CudaError
 
     random.seed(7)
-    kernels = kernels_of(package)
-    ledger = Ledger()
-    x, y, there, other = DeviceTensor((4,)), DeviceTensor((2, 3), "float64"), DeviceTensor((4,), device=1), OtherTensor((4,))
-    exports, legacy, array = Exports(ledger), ExportsLegacy(ledger), ArrayInterface(stub)
-    kernels[1][1, 32](x)
-    OtherTensor.streams[0] = new_stream()
-    known = package.to_device(np.zeros(5, np.float32))
-    views = [known[:3], known[::2], known]
-    wrapper, dates = Wrapper(x), package.to_device(np.zeros(3, "M8[s]"))
-    bound = kernels[2][1, 32].bind(x, 2.5)
+    kernels, held = kernels_of(package), []
+    world, maker = World(stub, package), Maker(stub, package, is_new=False)
+    x, known = world.mine(), package.to_device(np.zeros(5, np.float32))
+    dates = package.to_device(np.zeros(3, "M8[s]"))
 
-    def refused(launch, error=BufferError):
-        try:
-            launch()
-        except error:
-            return
-        raise AssertionError("it was not refused")
+    def failing(function, code, arguments, after=0):
+        stub.fail(function, code, after=after)
+        is_refused(partial(kernels[len(arguments)][1, 32], *arguments), CudaError)
 
-    def failing():
-        stub.fail("cuLaunchKernel", 1)
-        refused(lambda: kernels[1][1, 32](x), CudaError)
-
-    def failing_event():
-        stub.fail(random.choice(["cuEventRecord", "cuStreamWaitEvent"]), 2, after=random.randrange(2))
-        refused(lambda: kernels[2][1, 32](x, other), CudaError)
-
-    def rebound():
-        kernels[2][1, 32].bind(exports, 1.5)()
-
-    return {
-        "one tensor": lambda: kernels[1][1, 32](x),
+    ways = {
         "keywords": lambda: kernels[2][1, 32](y=2.5, x=x),
-        "changing types": lambda: kernels[2][1, 32](random.choice([x, y, 1, 2.5]), random.choice([x, y, 1, 2.5])),
-        "tuples": lambda: kernels[1][1, 32]((x, (y, 3))),
-        "another device": lambda: kernels[1][1, 32](there),
-        "no tensors": lambda: kernels[0][1, 32](),
+        "changing types": lambda: kernels[2][1, 32](random.choice([x, known, 1, 2.5]), random.choice([x, 1, 2.5])),
         "forall": lambda: kernels[1].forall(random.randrange(1, 50))(x),
-        "a stream": lambda: kernels[1][1, 32, random.choice([0, 1, 2])](x),
-        "two producers": lambda: kernels[2][1, 32](x, other),
-        "__dlpack__": lambda: kernels[2][1, 32](exports, x),
-        "legacy __dlpack__": lambda: kernels[1][1, 32](legacy),
-        "__cuda_array_interface__": lambda: kernels[1][1, 32](array),
-        "device arrays": lambda: kernels[1][1, 32](random.choice(views)),
-        "new device arrays": lambda: kernels[1][1, 32](known[random.randrange(4):]),
-        "a wrapper": lambda: kernels[1][1, 32](wrapper),
+        "device arrays": lambda: kernels[1][1, 32](random.choice([known, known[:3], known[::2]])),
         "the package's own": lambda: kernels[1][1, 32](dates),
-        "bound": bound,
-        "bound each time": rebound,
-        "refused by the driver": failing,
-        "refused: another device": lambda: refused(lambda: kernels[2][1, 32](x, there)),
-        "refused: exported, another device": lambda: refused(lambda: kernels[2][1, 32](exports, there)),
-        "refused: events": failing_event,
-        "held": (x, y, there, other, exports, legacy, array, known, wrapper, dates),
-        "ledger": ledger,
+        "bound": kernels[2][1, 32].bind(x, 2.5),
+        "bound each time": lambda: kernels[2][1, 32].bind(world.exports(), 1.5)(),
+        "refused by the driver": lambda: failing("cuLaunchKernel", 1, [x]),
     }
+    for event in ("cuEventRecord", "cuStreamWaitEvent"):
+        ways[f"{event} fails"] = lambda event=event: failing(event, 2, [x, world.other()], random.randrange(2))
+    for name, (make, given, *_) in WHERE.items():
+        arguments = make(world)
+        held += arguments
+        launcher = kernels[len(arguments)][1, 32, given and world.streams[given, 0]]
+        ways[name] = partial(launcher, *arguments)
+    for name, (make, kind, _) in REFUSED.items():
+        held.append(make(maker))
+        ways[name] = partial(is_refused, partial(kernels[1][1, 32], held[-1]), kind)
+    held = [each for each in [*held, x, known, dates] if not isinstance(each, int | float | str | None)]
+    return ways, held, [world.ledger, maker.ledger]
 
 
 def soak(stub, name: str, launches: int) -> bool:
@@ -101,19 +80,14 @@ def soak(stub, name: str, launches: int) -> bool:
 
     package = importlib.import_module(name)
     package.current_context()
-    ways = paths(stub, package)
-    held, ledger = ways.pop("held"), ways.pop("ledger")
+    ways, held, ledgers = paths(stub, package)
     each = -(-launches // (ROUNDS * len(ways)))
-    counted, events = collections.Counter(), collections.Counter()
-    before = references = None
-    began = time.perf_counter()
+    events, began = collections.Counter(), time.perf_counter()
     for round_ in range(ROUNDS):
-        for way, launch in ways.items():
-            is_traced = way in ("two producers", "refused: events")
-            stub.set_trace(is_traced)
+        for launch in ways.values():
+            stub.set_trace(True)
             for _ in range(each):
                 launch()
-            counted[way] += each
             stub.set_trace(False)
             events.update(call for call in stub.trace if call in EVENTS)
             stub.reset()
@@ -124,19 +98,16 @@ def soak(stub, name: str, launches: int) -> bool:
     gc.collect()
     now = [sys.getrefcount(thing) for thing in held]
     resident, blocks, _ = (later - earlier for later, earlier in zip(measured(), before, strict=True))
-    for way, count in counted.items():
-        print(f"  {count:9,}  {way}")
-    seconds = time.perf_counter() - began
-    print(f"  {sum(counted.values()):9,}  in {seconds:.0f} s; resident memory {resident / 2**20:+.1f} MiB, blocks {blocks:+,}; "
-          f"{ledger.made:,} exports, {ledger.deleted:,} given back; {events[EVENTS[0]]:,} events, "
-          f"{events[EVENTS[1]]:,} destroyed")  # fmt: skip
-    out = [thing.exported - thing.deleted for thing in held if hasattr(thing, "deleted")]
+    seconds, made = time.perf_counter() - began, [ledger.made for ledger in ledgers]
+    print(f"  {each * ROUNDS * len(ways):,} launches of {len(ways)} kinds in {seconds:.0f} s; resident memory")
+    print(f"  {resident / 2**20:+.1f} MiB, blocks {blocks:+,}; {made} exports, {dict(events)}")
+    tensors = {id(thing): thing.exported - thing.deleted for thing in held if hasattr(thing, "deleted")}
     checks = {
         "memory has grown": resident > RESIDENT_BOUND or blocks > BLOCKS_BOUND,
         f"references to the arguments were {references} and are {now}": now != references,
-        "exports were not given back once": ledger.out or ledger.made != ledger.deleted,
+        "exports were not given back once": any(ledger.out or ledger.made != ledger.deleted for ledger in ledgers),
         "events were not destroyed once": events[EVENTS[0]] != events[EVENTS[1]],
-        f"exports of the tensors that are out: {out}": sum(out) != 1 or out[0] != 1,  # the bound launch of the first holds one
+        f"exports of the tensors that are out: {tensors}": sum(tensors.values()) != 1,  # a bound launch holds one
         "another context is current": stub.current_context() not in (0, stub.primary_context(0)),
     }
     wrong = [what for what, is_wrong in checks.items() if is_wrong]
@@ -150,15 +121,11 @@ def main() -> int:
     parser.add_argument("--launches", type=int, default=100_000)
     launches = parser.parse_args().launches
     warnings.simplefilter("ignore")
+    good = True
     with tempfile.TemporaryDirectory() as directory:
         stub = cuda_stub.load(directory, force=True)
-        good = True
-        for name in PACKAGES:
-            try:
-                importlib.import_module(name)
-            except ImportError as error:
-                print(f"{name}: not installed: {error}")
-                continue
+        stub.set_devices(3)
+        for name in filter(is_installed, PACKAGES):
             print(name)
             good &= soak(stub, name, launches)
     return 0 if good else 1

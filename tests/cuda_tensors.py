@@ -6,6 +6,7 @@ need not be memory where a tensor is: the driver stub runs no kernel.
 
 import ctypes
 import itertools
+import math
 
 import numpy as np
 from numba import types
@@ -45,7 +46,7 @@ def export_and_count(tensor, out):
     return types.int32(0)
 
 
-# A framework's streams by device are in static memory of its ``current_work_stream``, which gives its address for a device of -1.
+# A framework's streams by device are static memory of its ``current_work_stream``, which gives the address for device -1.
 
 
 @cfunction(types.int32, types.int32, types.int32, types.intp)
@@ -82,18 +83,21 @@ class _Framework(type):
         table = ffi.new("DLPackExchangeAPI *")
         table.header.version.major, table.header.version.minor = 1, 3
         cls.streams = _streams(stream)
-        functions = {"current_work_stream": stream, "managed_tensor_from_py_object_no_sync": export_and_count}
-        functions["dltensor_from_py_object_no_sync"] = borrow
+        functions = {
+            "current_work_stream": stream,
+            "managed_tensor_from_py_object_no_sync": export_and_count,
+            "dltensor_from_py_object_no_sync": borrow,
+            "managed_tensor_allocator": export_and_count,  # not called
+            "managed_tensor_to_py_object_no_sync": export_and_count,  # not called
+        }
         for field, function in functions.items():
             setattr(table, field, ffi.cast(ffi.typeof(getattr(table, field)), function.address))
-        for field in ("managed_tensor_allocator", "managed_tensor_to_py_object_no_sync"):
-            setattr(table, field, ffi.cast(ffi.typeof(getattr(table, field)), export_and_count.address))  # not called
         _kept.append(table)
         cls.__dlpack_c_exchange_api__ = _new_capsule(address_of(table), b"dlpack_exchange_api", None)
 
 
 class _Tensor(NativeCallable, metaclass=_Framework):
-    """A tensor on a device."""
+    """A tensor on a device; `strides` are given in elements, and then counted in bytes."""
 
     __slots__ = ("__dict__", "__weakref__")
 
@@ -101,12 +105,13 @@ class _Tensor(NativeCallable, metaclass=_Framework):
         self, shape, dtype="float32", strides=None, *,
         device=0, device_type=DLDeviceType.kDLCUDA, data=None, readonly=False,
     ):  # fmt: skip
-        dtype = np.dtype(dtype)
-        self.shape = tuple(shape)
-        self.dtype = dtype
+        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         self.data = next(_addresses) if data is None else data
-        self._shape = ffi.new("int64_t[]", list(self.shape) or [0])
-        self._strides = None if strides is None else ffi.new("int64_t[]", list(strides) or [0])
+        self.has_strides = strides is not None
+        if strides is None:
+            strides = [math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))]
+        self.strides = tuple(self.dtype.itemsize * stride for stride in strides[: len(self.shape)])
+        self._words = ffi.new("int64_t[]", list(self.shape) or [0]), ffi.new("int64_t[]", list(strides) or [0])
         self.deleted = 0
         self._deleter = ffi.callback("void(struct DLManagedTensorVersioned *)", self._delete)
         managed = self._managed = ffi.new("DLManagedTensorVersioned *")
@@ -117,10 +122,9 @@ class _Tensor(NativeCallable, metaclass=_Framework):
         tensor.data = ffi.cast("void *", self.data)
         tensor.device.device_type, tensor.device.device_id = device_type, device
         tensor.ndim = len(self.shape)
-        tensor.dtype.code, tensor.dtype.bits = key_of(dtype)
+        tensor.dtype.code, tensor.dtype.bits = key_of(self.dtype)
         tensor.dtype.lanes = 1
-        tensor.shape = self._shape
-        tensor.strides = ffi.NULL if strides is None else self._strides
+        tensor.shape, tensor.strides = self._words[0], self._words[1] if self.has_strides else ffi.NULL
         self._context = address_of(managed)
 
     @property

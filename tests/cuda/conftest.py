@@ -118,26 +118,19 @@ def package(request):
 
 @pytest.fixture(scope="module")
 def kernels(package):
-    """``cuda_producers.kernels_of`` the package."""
     from cuda_producers import kernels_of
 
     return kernels_of(package)
 
 
 @pytest.fixture(autouse=True)
-def _default_streams():
-    """All frameworks of the tests work on the default streams, and do again afterwards."""
+def _default_streams_and_quiet_packages():
+    """All frameworks work on the default streams. The packages warn of small grids, and of arrays of the host."""
     from cuda_producers import reset_streams
 
     reset_streams()
-    yield
-    reset_streams()
-
-
-@pytest.fixture(autouse=True)
-def _quiet_packages():
-    """Grids as small as those of tests are warned of otherwise, and arrays of the host."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*under-utilization.*")
         warnings.filterwarnings("ignore", ".*Host array used in CUDA kernel.*")
         yield
+    reset_streams()

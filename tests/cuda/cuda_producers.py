@@ -1,6 +1,6 @@
-"""Producers of tensors on CUDA devices that have no exchange table of their own, and what tests of launches share.
+"""Producers of tensors on CUDA devices without an exchange table, one whose table fails, and what tests of launches share.
 
-All of their memory is the driver stub's. What they export is entered in a ``Ledger`` and crossed out by its deleter.
+What they export is entered in a ``Ledger`` and crossed out by its deleter.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from fastexchange.ground.native import global_address, load, static_array, store
 
 CUDA, HOST, MANAGED = DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged
 _SETS_IN_VAIN, _SETS, _IS_MUTE = 3, 2, 1
+FAILURES = {"mute": _IS_MUTE, "raises": _SETS, "raises and returns 0": _SETS_IN_VAIN}
 
 
 @cfunction(types.int32, types.int32, types.int32, types.intp)
@@ -33,12 +34,9 @@ def failing_stream(device_type, device, out):
 
 
 class FailingTensor(_Tensor, stream=failing_stream):
-    """Of a framework whose ``current_work_stream`` fails as ``FailingTensor.streams[0]`` says: 0, or one of ``FAILURES``."""
+    """Whose ``current_work_stream`` fails as ``FailingTensor.streams[0]`` says: 0, or one of ``FAILURES``."""
 
     __slots__ = ()
-
-
-FAILURES = {"mute": _IS_MUTE, "raises": _SETS, "raises and returns 0": _SETS_IN_VAIN}
 
 
 class ArrayInterface:
@@ -57,9 +55,9 @@ class ArrayInterface:
 
 
 class Exports:
-    """A tensor with ``__dlpack__`` and ``__dlpack_device__``, which counts its exports in `ledger`.
+    """Has ``__dlpack__``, and counts its exports in `ledger`; lies are those of ``made_producers.fill``.
 
-    Lies are those of ``made_producers.fill``; `told` is the stream of each export.
+    `told`: the stream of each export. `capsule`: that of the last one.
     """
 
     def __init__(self, ledger: Ledger, device=0, device_type=CUDA, array=None, **lies):
@@ -73,17 +71,18 @@ class Exports:
 
     def __dlpack__(self, *, stream=None, max_version=None):
         self.told.append(stream)
+        export, name = export_versioned, b"dltensor_versioned"
         if max_version is None:
-            return capsule(export_legacy(self.ledger, self.array, **self.lies), b"dltensor")
-        return capsule(export_versioned(self.ledger, self.array, **self.lies), b"dltensor_versioned")
+            export, name = export_legacy, b"dltensor"
+        self.capsule = capsule(export(self.ledger, self.array, **self.lies), name)
+        return self.capsule
 
 
 class ExportsLegacy(Exports):
     """The same, without ``max_version``, in capsules of DLPack before 1.0."""
 
     def __dlpack__(self, *, stream=None):
-        self.told.append(stream)
-        return capsule(export_legacy(self.ledger, self.array, **self.lies), b"dltensor")
+        return super().__dlpack__(stream=stream)
 
 
 class Wrapper:
@@ -92,12 +91,7 @@ class Wrapper:
     def __init__(self, inner):
         self.inner = inner
 
-    @property
-    def __dlpack_c_exchange_api__(self):
-        return self.inner
-
-
-# ---- fixtures --------------------------------------------------------------------------------------------------------
+    __dlpack_c_exchange_api__ = property(lambda self: self.inner)
 
 
 def reset_streams() -> None:
@@ -109,7 +103,8 @@ def reset_streams() -> None:
 
 
 def kernels_of(package):
-    """Kernels without code that take one to three arguments, and one that takes none: ``kernels[3]``."""
+    """Kernels without code, by the number of their arguments: none to three."""
+
     def none():
         pass
 
@@ -125,12 +120,12 @@ def kernels_of(package):
     return [fast_args(package.jit(function)) for function in (none, one, two, three)]
 
 
-def new_stream(device: int = 0, flags: int = 1) -> int:
-    """The handle of a new stream of a device, in its primary context; not blocking unless `flags` is 0."""
+def new_stream(device: int = 0) -> int:
+    """The handle of a new stream of a device, in its primary context, that does not block."""
     from fastexchange.cuda.driver import driver  # which needs cuda.bindings
 
     with driver().on(device):
-        return int(driver().call("cuStreamCreate", flags))
+        return int(driver().call("cuStreamCreate", 1))
 
 
 def both_ways(launch, times: int = 40) -> None:

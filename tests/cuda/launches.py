@@ -3,16 +3,19 @@
 import contextlib
 import ctypes
 import functools
+import gc
+import math
+import sys
 import threading
 
 import cuda_stub
 import numpy as np
-import pytest
 from cuda_tensors import DeviceTensor, _kept, _Tensor, first_stream
 from digests import MAGIC, digest_of
 
 from fastexchange import fast_args
 from fastexchange._abi import ffi
+from fastexchange.dispatch.runtime import runtime
 
 WARM = 24
 """Launches after which one with the same types of arguments has its fast entry: the 17th asks for it."""
@@ -54,40 +57,31 @@ def _memory(package):
 
 def address(package, offset: int = 1 << 19) -> int:
     """An address in the middle of memory on device 0."""
-    return _memory(package).__cuda_array_interface__["data"][0] + offset
+    return data_of(_memory(package)) + offset
 
 
-def needs_clusters(package) -> None:
-    """Skip the test where the device has no clusters of blocks."""
-    if package.get_current_device().compute_capability < (9, 0):
-        pytest.skip("devices of compute capability below 9.0 have no clusters")
+def data_of(array) -> int:
+    """The address of an array on a device."""
+    return array.data if isinstance(array, _Tensor) else array.__cuda_array_interface__["data"][0]
 
 
 class Interface:
     """An array with ``__cuda_array_interface__`` and nothing else."""
 
-    def __init__(self, tensor, readonly=None):
-        size = tensor.dtype.itemsize
-        strides = tensor._strides and tuple(size * tensor._strides[i] for i in range(len(tensor.shape)))
-        is_readonly = bool(tensor._managed.flags) if readonly is None else readonly
+    def __init__(self, tensor):
         self.dtype = tensor.dtype  # for what has no letter in `typestr`: bfloat16
         self.shape = tensor.shape
         self.__cuda_array_interface__ = {
-            "typestr": tensor.dtype.str, "shape": tensor.shape, "strides": strides, "data": (tensor.data, is_readonly),
-            "version": 3,
+            "typestr": tensor.dtype.str, "shape": tensor.shape, "strides": tensor.strides if tensor.has_strides else None,
+            "data": (tensor.data, bool(tensor._managed.flags)), "version": 3,
         }  # fmt: skip
 
 
 def device_array(package, tensor):
     """A device array of the package's own with the memory of `tensor`."""
-    size, shape = tensor.dtype.itemsize, tensor.shape
-    if tensor._strides:
-        strides = tuple(size * tensor._strides[i] for i in range(len(shape)))
-    else:
-        strides = tuple(size * int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
-    from_interface = package.from_cuda_array_interface
-    array = from_interface({"typestr": "|u1", "shape": (1,), "strides": None, "data": (tensor.data, False), "version": 3})
-    return type(array)(shape, strides, tensor.dtype, gpu_data=array.gpu_data)
+    said = {"typestr": "|u1", "shape": (1,), "strides": None, "data": (tensor.data, False), "version": 3}
+    array = package.from_cuda_array_interface(said)
+    return type(array)(tensor.shape, tensor.strides, tensor.dtype, gpu_data=array.gpu_data)
 
 
 def on_their_side(package, value, array):
@@ -100,13 +94,22 @@ def on_their_side(package, value, array):
     return value
 
 
+def words_of(package, array) -> list[int]:
+    """The parameters that an array or a tensor becomes."""
+    shape, strides, size, at = array.shape, array.strides, array.dtype.itemsize, data_of(array)
+    if package.__name__ == "numba.cuda":
+        return [0, 0, math.prod(shape), size, at, *shape, *strides]
+    return [at, at, 0, *shape, *[stride // size for stride in strides]]
+
+
 # ---- whether two launches are the same --------------------------------------------------------------------------------
 
-COMPARED = ("grid", "block", "cluster", "shared", "stream", "cooperative", "context", "device", "offsets", "parameters")
+COMPARED = ("grid", "block", "cluster", "shared", "stream", "cooperative", "context", "device", "offsets", "parameters",
+            "packed")  # fmt: skip
 
 
 def what_is_launched(launch) -> dict:
-    return {name: getattr(launch, name) for name in COMPARED} | {"packed": launch.packed}
+    return {name: getattr(launch, name) for name in COMPARED}
 
 
 def numbers_of(launch) -> list[int]:
@@ -117,9 +120,7 @@ def numbers_of(launch) -> list[int]:
 class Recorded:
     """Launches of a kernel without code, as the driver stub has recorded them: compared byte for byte.
 
-    Attributes
-    ----------
-    arguments : those of the launches.
+    `arguments`: those of the launches.
     """
 
     def __init__(self, record, package, arguments, **options):
@@ -168,11 +169,6 @@ def launches_of(record, package, arguments, **options) -> Recorded | Digested:
     return (Recorded if isinstance(record, cuda_stub.Stub) else Digested)(record, package, arguments, **options)
 
 
-def data_of(array) -> int:
-    """The address of an array on a device."""
-    return array.__cuda_array_interface__["data"][0]
-
-
 # ---- which way a launch goes -----------------------------------------------------------------------------------------
 
 _VECTORCALL = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_ssize_t] * 4)
@@ -180,10 +176,7 @@ _VECTORCALL = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_ssize_t] * 4)
 
 @contextlib.contextmanager
 def general_launches(kernel):
-    """The list of the launches, 1 each, that the fast entries leave to the general way; no kernel gets a cache entry meanwhile.
-
-    What has no fast entry is not counted.
-    """
+    """The list of the launches, 1 each, that fast entries leave to the general way; no kernel gets a cache entry meanwhile."""
     native, left = kernel._native.native, []
     original = native.vectorcall_any
 
@@ -220,7 +213,7 @@ def launch_fast(launcher, *arguments) -> None:
 
 
 def in_threads(*functions, meanwhile=lambda: None) -> None:
-    """Call each in a new thread, all at once. What fails there fails here."""
+    """Call each in a new thread, all at once. What fails there first fails here."""
     failed = []
 
     def run(function):
@@ -235,17 +228,40 @@ def in_threads(*functions, meanwhile=lambda: None) -> None:
     meanwhile()
     for thread in threads:
         thread.join()
-    assert failed == []
+    if failed:
+        raise failed[0]
 
 
 def is_refused(function, kind, *texts: str) -> str:
-    """What an exception says that has to be of this very type; `texts` are in it."""
+    """What an exception says, with its notes, that has to be of this very type; `texts` are in it."""
     try:
         function()
     except BaseException as error:
         assert type(error) is kind, f"{type(error).__name__}: {error}"
-        said = str(error)
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
         for text in texts:
             assert text in said, said
         return said
     raise AssertionError("nothing was raised")
+
+
+def free_frames() -> int:
+    """How many frames wait for a call."""
+    count, at = 0, runtime().native.frames
+    while at:
+        count, at = count + 1, ffi.cast("fx_frame *", at).next
+    return count
+
+
+@contextlib.contextmanager
+def all_given_back(*things):
+    """After the block each of `things` has as many references as before, and no export of one is out."""
+    things = [each for each in things if each is not None]
+    tensors = [each for each in things if hasattr(each, "exported")]
+    gc.collect()
+    before, frames = [sys.getrefcount(each) for each in things], free_frames()
+    yield
+    gc.collect()
+    assert [sys.getrefcount(each) for each in things] == before
+    assert free_frames() >= frames, "fewer than before: one is lost"
+    assert [each.exported - each.deleted for each in tensors] == [0] * len(tensors)

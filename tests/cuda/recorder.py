@@ -103,9 +103,10 @@ class Recorder:
             packed[offset : offset + size] = parameter
         bindings = self._driver.bindings
         code, *capturing = bindings.cuStreamIsCapturing(bindings.CUstream(stream or 0))
-        launch = cuda_stub.Launch(
-            api, function, "", self.current_context(), int(self._driver.call("cuCtxGetDevice")), tuple(grid), tuple(block),
-            cluster, shared, stream or 0, is_cooperative, int(not int(code) and int(capturing[0]) == 1),
-            tuple(offset for offset, _ in spans), parameters, bytes(packed), threading.get_native_id(),
-        )  # fmt: skip
-        self.launches.append(launch)
+        self.launches.append(cuda_stub.Launch(
+            api=api, function=function, name="", context=self.current_context(),
+            device=int(self._driver.call("cuCtxGetDevice")), grid=tuple(grid), block=tuple(block), cluster=cluster,
+            shared=shared, stream=stream or 0, cooperative=is_cooperative,
+            graph=int(not int(code) and int(capturing[0]) == 1), offsets=tuple(offset for offset, _ in spans),
+            parameters=parameters, packed=bytes(packed), thread=threading.get_native_id(),
+        ))  # fmt: skip

@@ -29,19 +29,19 @@ def _directory() -> str:
 
 
 @functools.cache
-def _stage(modules: tuple[str, ...], environment: tuple) -> Stage:
+def _stage(modules: tuple[str, ...]) -> Stage:
     """None of the modules has asked for the driver by then: it could not be used in a fork."""
-    stage = Stage(_LOAD.format(directory=_directory(), modules=modules), **dict(environment))
+    stage = Stage(_LOAD.format(directory=_directory(), modules=modules))
     atexit.register(stage.close)
     return stage
 
 
-def run_with_stub(code: str, *modules: str, **environment: str) -> str:
+def run_with_stub(code: str, *modules: str, exits: bool = False, **environment: str) -> str:
     """Run `code` where the name ``stub`` is the loaded stub and `modules` are imported, and return what it prints.
 
-    A process that fails raises `AssertionError` with its output.
+    A process that fails raises `AssertionError` with its output. Only where it `exits` is anything torn down at its end.
     """
-    ended = _stage(modules, tuple(environment.items())).run(textwrap.dedent(code), seconds=240)
+    ended = _stage(modules).run(textwrap.dedent(code), seconds=240, exits=exits, **environment)
     assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout
 
@@ -54,9 +54,9 @@ def is_installed(module: str) -> bool:
     return importlib.util.find_spec(PACKAGES[module]) is not None
 
 
-def run_package(code: str, package, **environment: str) -> str:
+def run_package(code: str, package, exits: bool = False, **environment: str) -> str:
     """The same, where ``cuda`` is `package`, and this package and tensors of the tests are imported."""
     begin = f"import {package.__name__} as cuda\nimport numpy as np\nfrom cuda_tensors import DeviceTensor, OtherTensor\n"
     begin += "from fastexchange import CudaError, fast_args\n"
-    modules = *filter(is_installed, PACKAGES), "fastexchange", "cuda_tensors"  # so that one process has imported all
-    return run_with_stub(begin + textwrap.dedent(code), *modules, **environment)
+    modules = *filter(is_installed, PACKAGES), "fastexchange", "cuda_producers", "pytest"  # so that one process has imported all
+    return run_with_stub(begin + textwrap.dedent(code), *modules, exits=exits, **environment)

@@ -50,35 +50,28 @@ def test_keywords_and_defaults(record, package):
     kernel = fast_args(package.jit(with_defaults))
     launcher = kernel[1, 32]
     cases = [
-        (lambda: launcher(1), (1, 2, 3.5)),
-        (lambda: launcher(1, 5), (1, 5, 3.5)),
-        (lambda: launcher(1, c=0.5), (1, 2, 0.5)),
-        (lambda: launcher(c=0.5, b=7, a=1), (1, 7, 0.5)),
-        (lambda: launcher(*(1,), b=4), (1, 4, 3.5)),
-        (lambda: launcher(1, 5, 6.5), (1, 5, 6.5)),
+        ((1,), {}, (1, 2, 3.5)),
+        ((1, 5), {}, (1, 5, 3.5)),
+        ((1,), {"c": 0.5}, (1, 2, 0.5)),
+        ((), {"c": 0.5, "b": 7, "a": 1}, (1, 7, 0.5)),
+        ((1, 5, 6.5), {}, (1, 5, 6.5)),
     ]
-    for _ in range(30):
-        for launch, expected in cases:
-            launch()
-            assert record.launches[-1].parameters == packed(*expected)
+    wrong = [
+        ((), {}, "missing 1 required positional argument: 'a'"),
+        ((1, 2, 3.5, 4), {}, "takes from 1 to 3 positional arguments but 4 were given"),
+        ((1,), {"d": 2}, "unexpected keyword argument 'd'"),
+        ((1,), {"a": 2}, "multiple values for argument 'a'"),
+    ]
+    for one_kind in (False, True):  # in turn, and then one kind of call by itself, which gets a fast entry
+        for arguments, named, expected in cases * (1 if one_kind else 30):
+            for _ in range(30 if one_kind else 1):
+                launcher(*arguments, **named)
+                assert record.launches[-1].parameters == packed(*expected)
         record.clear()
-    assert len(kernel.signatures) == 1 and kernel.counts().slow == 1
-    for _ in range(30):  # one kind of call by itself, which gets a fast entry
-        launcher(1)
-        launcher(1, c=0.5)
-    assert record.launches[-1].parameters == packed(1, 2, 0.5)
-
-
-def test_arguments_that_do_not_fit_the_parameters(record, package):
-    launcher = fast_args(package.jit(with_defaults))[1, 32]
-    for _ in range(2):  # at first, and where there is a fast entry
-        record.clear()
-        is_refused(lambda: launcher(), TypeError, "missing 1 required positional argument: 'a'")
-        is_refused(lambda: launcher(1, 2, 3.5, 4), TypeError, "takes from 1 to 3 positional arguments but 4 were given")
-        is_refused(lambda: launcher(1, d=2), TypeError, "unexpected keyword argument 'd'")
-        is_refused(lambda: launcher(1, a=2), TypeError, "multiple values for argument 'a'")
+        for arguments, named, said in wrong:
+            is_refused(functools.partial(launcher, *arguments, **named), TypeError, said)
         assert record.launches == []
-        launch_fast(launcher, 1, 2, 3.5)
+    assert len(kernel.signatures) == 1 == kernel.counts().slow
 
 
 @both_packages
@@ -121,124 +114,52 @@ def test_values_are_read_in_each_launch(record, package, x):
     assert record.launches[-1].parameters[0] == (2**63).to_bytes(8, "little")
 
 
-@pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
-def test_an_int_that_no_parameter_holds(record, package, number):
-    launcher = kernel_of(package, 1)[1, 32]
-    for _ in range(2):
-        is_refused(lambda: launcher(number), OverflowError, "'a0'", "int64")
-        is_refused(lambda: launcher((1, number)), OverflowError, "'a0'")
-        launch_fast(launcher, 1)
-    assert "OverflowError" in str(launcher.explain(number))
-
-
 # ---- declared signatures ---------------------------------------------------------------------------------------------
 
-NUMBERS = {
-    "float32": [1.5, 1, -1, True, 2**53 + 1, 2**63, np.float32(2.25), np.float64(2), np.float16(1.5), np.int8(-3),
-                np.uint64(2**64 - 1), 0.1, 1e300, -1e300, math.nan, math.inf, np.bool_(True), np.uint8(200)],
-    "int32": [0, -1, INT_MAX, -INT_MAX - 1, True, np.int8(-1), np.uint8(255), np.uint64(5), np.int64(-7), np.uint32(INT_MAX)],
-    "uint64": [2**64 - 1, True, np.int8(5)],
-    "int64": [np.uint8(255)],
-    "int8": [-128],
-    "uint8": [255],
-    "uint16": [65535],
-    "boolean": [True],
-    "float64": [2**53 + 1, np.float32(0.1), np.float16(1e-7)],
-    "float16": [0.1, 65520.0, 65519.0, -3e-8, 2**-25, 7, -math.inf],
-}  # fmt: skip
-BEYOND = {
-    "int32": [INT_MAX + 1, -INT_MAX - 2, 2**63, 2**64 - 1, 2**64, np.uint64(2**63 + 1), np.uint32(2**31), np.int64(-(2**40))],
-    "uint64": [-1, np.int8(-1), 2**64],
-    "int64": [2**63, np.uint64(2**63)],
-    "int8": [128, -129],
-    "uint8": [256, -1],
-    "uint16": [65536],
-    "int16": [np.uint16(32768)],
-    "uint32": [2**32],
-}
-NO_INTS = [1.0, np.float32(1), np.float16(1), 1j, None, "x", (1,)]
+# a type, numbers that become one as NumPy converts them, and ints that it cannot hold
+NUMBERS = [
+    ("float32", [1.5, 1, -1, True, 2**53 + 1, 2**63, np.float32(2.25), np.float64(2), np.float16(1.5), np.int8(-3),
+                 np.uint64(2**64 - 1), 0.1, 1e300, -1e300, math.nan, math.inf, np.bool_(True), np.uint8(200)], []),
+    ("int32", [0, -1, INT_MAX, -INT_MAX - 1, True, np.int8(-1), np.uint8(255), np.uint64(5), np.int64(-7), np.uint32(INT_MAX)],
+     [INT_MAX + 1, -INT_MAX - 2, 2**63, 2**64 - 1, 2**64, np.uint64(2**63 + 1), np.uint32(2**31), np.int64(-(2**40))]),
+    ("uint64", [2**64 - 1, True, np.int8(5)], [-1, np.int8(-1), 2**64]),
+    ("int64", [np.uint8(255)], [2**63, np.uint64(2**63)]),
+    ("int8", [-128], [128, -129]),
+    ("uint8", [255], [256, -1]),
+    ("uint16", [65535], [65536]),
+    ("int16", [], [np.uint16(32768)]),
+    ("uint32", [], [2**32]),
+    ("boolean", [True], []),
+    ("float64", [2**53 + 1, np.float32(0.1), np.float16(1e-7)], []),
+    ("float16", [0.1, 65520.0, 65519.0, -3e-8, 2**-25, 7, -math.inf], []),
+]  # fmt: skip
 
 
 @both_packages
-@pytest.mark.parametrize("declared", NUMBERS)
-def test_a_number_becomes_the_declared_one_as_numpy_converts_it(record, package, declared):
+@pytest.mark.parametrize("declared, numbers, beyond", NUMBERS, ids=[row[0] for row in NUMBERS])
+def test_a_number_becomes_the_declared_one_as_numpy_converts_it(record, package, declared, numbers, beyond):
     launcher = kernel_of(package, 1, signature=f"void({declared})")[1, 1]
-    for given in NUMBERS[declared]:
+
+    def has_fast_entry(given) -> bool:
+        return not (type(given) is int and given >= 2**63)  # the next int may be an int64
+
+    for given in numbers:
         with np.errstate(over="ignore"):
             expected = np.dtype(declared.replace("boolean", "bool")).type(given).tobytes()
         launcher(given)
         launcher(given)
-        if not (type(given) is int and given >= 2**63):  # has no fast entry: the next int may be an int64
+        if has_fast_entry(given):
             launch_fast(launcher, given)
         assert {each.parameters for each in record.launches} == {(expected,)}, repr(given)
         record.clear()
-
-
-@both_packages
-@pytest.mark.parametrize("declared", BEYOND)
-def test_a_declared_int_cannot_hold_it(record, package, declared):
-    launcher = kernel_of(package, 1, signature=f"void({declared})")[1, 1]
-    for given in BEYOND[declared]:
-        if not (type(given) is int and given >= 2**63):
+    for given in beyond:
+        if has_fast_entry(given):
             launch_fast(launcher, type(given)(1))
         record.clear()
         for _ in range(3):
             is_refused(lambda: launcher(given), OverflowError, "kernel()")  # noqa: B023
             is_refused(lambda: launcher.bind(given), OverflowError, "kernel()")  # noqa: B023
         assert record.launches == []
-
-
-@pytest.fixture(scope="module")
-def mixed(package):
-    return kernel_of(package, 3, signature="void(float32, int32, float32[:])")
-
-
-@both_packages
-def test_what_a_declared_signature_does_not_take(record, package, mixed, x):
-    launcher, at = mixed[1, 32], address(package)
-    launcher(1.0, 1, x)
-    record.clear()
-    exported = ExportedTensor((3,), data=at, readonly=True)
-    arrays = [
-        DeviceTensor((3, 4), data=at), DeviceTensor((3,), "float64", data=at), 1, exported, Interface(exported), (x,),
-        Interface(DeviceTensor((1, 3), data=at)), device_array(package, DeviceTensor((3, 4), data=at)), np.zeros(3),
-        np.zeros((3, 1), np.float32),
-    ]  # fmt: skip
-    for _ in range(3):
-        for array in arrays:
-            is_refused(lambda: launcher(1.0, 1, array), TypeError, "no signature for arguments of types")  # noqa: B023
-        for given in NO_INTS:
-            with pytest.raises((TypeError, ValueError)):
-                launcher(1.0, given, x)
-        is_refused(lambda: launcher(1.0, 1), TypeError, "missing")
-        is_refused(lambda: launcher(1.0, 1, x, x), TypeError, "takes 3")
-        is_refused(lambda: launcher(1.0, 1, b=x), TypeError, "unexpected keyword")
-    assert record.launches == []
-    launcher(a2=x, a1=2, a0=1)
-    assert record.launches[-1].parameters[:2] == (np.float32(1).tobytes(), np.int32(2).tobytes())
-
-
-@both_packages
-def test_layouts_of_declared_arrays(record, package):
-    """What "C" says is relied on by the kernel."""
-    c, f, a = (kernel_of(package, 1, signature=f"void(float32[{what}])")[1, 1] for what in (":,::1", "::1,:", ":,:"))
-    makers = {
-        "borrowed": lambda tensor: tensor,
-        "exported": lambda tensor: ExportedTensor((3, 4), strides=tensor._strides and list(tensor._strides), data=tensor.data),
-        "interface": Interface,
-        "device array": lambda tensor: device_array(package, tensor),
-    }
-    fits = [(c, None), (c, (4, 1)), (f, (1, 3)), (a, None), (a, (1, 3)), (a, (8, 2)), (a, (-4, 1))]
-    refused = [(c, (1, 3)), (c, (8, 1)), (c, (-4, 1)), (f, None), (f, (1, 4))]
-    for name, maker in makers.items():
-        for _ in range(2):
-            record.clear()
-            for launcher, strides in fits:
-                launcher(maker(DeviceTensor((3, 4), "float32", strides, data=address(package))))
-            for launcher, strides in refused:
-                value = maker(DeviceTensor((3, 4), "float32", strides, data=address(package)))
-                is_refused(functools.partial(launcher, value), TypeError, "no signature")
-            assert len(record.launches) == len(fits), name
 
 
 def test_float16_as_numpy_rounds_it(record, package):
@@ -251,20 +172,84 @@ def test_float16_as_numpy_rounds_it(record, package):
     assert [each.packed for each in record.launches] == [np.float16(value).tobytes() for value in values]
 
 
+@pytest.fixture(scope="module")
+def mixed(package):
+    return kernel_of(package, 3, signature="void(float32, int32, float32[:])")
+
+
+MISFITS = [  # of (float32, int32, float32[:]), beside a tensor `x`; what they are refused with, and what that says
+    *[((1.0, 1, make), TypeError, "no signature for arguments of types") for make in (
+        lambda at: DeviceTensor((3, 4), data=at), lambda at: DeviceTensor((3,), "float64", data=at), lambda at: 1,
+        lambda at: ExportedTensor((3,), data=at, readonly=True), lambda at: (DeviceTensor((3,), data=at),),
+        lambda at: Interface(ExportedTensor((3,), data=at, readonly=True)), lambda at: Interface(DeviceTensor((1, 3), data=at)),
+        lambda at: np.zeros(3), lambda at: np.zeros((3, 1), np.float32),
+    )],
+    *[((1.0, given, "x"), TypeError, "'a1' (position 1)") for given in (1.0, np.float32(1), np.float16(1))],
+    *[((1.0, given, "x"), OverflowError, f"argument 'a1' (position 1): {given} does not fit into")
+      for given in (2**31, np.int64(-(2**40)), np.uint64(2**63))],
+    ((1.0, 2**31, np.zeros(3, np.float32)), OverflowError, "'a1'"),
+    ((1.0, 1.5, np.zeros(3, np.float32)), TypeError, "cannot be converted to int32 exactly"),
+    (((1.0, 2), 1, "x"), TypeError, "no signature"),
+    ((1.0, 1), TypeError, "missing"),
+]  # fmt: skip
+
+
 @both_packages
-def test_declared_tuples(record, package):
+def test_what_a_declared_signature_does_not_take(record, package, mixed, x):
+    launcher, at = mixed[1, 32], address(package)
+    for _ in range(2):
+        for given, kind, said in MISFITS:
+            given = [x if isinstance(value, str) else value(at) if callable(value) else value for value in given]
+            record.clear()
+            is_refused(functools.partial(launcher, *given), kind, said)
+            assert record.launches == []
+            if said and len(given) == 3 and type(given[-1]) is not np.ndarray:
+                is_refused(functools.partial(launcher.bind, *given), kind, said)
+                explained = str(mixed.explain(*given))
+                assert kind is OverflowError or ("refused with TypeError" in explained and said in explained)
+        for given in (None, "text", (1,), 1j):
+            with pytest.raises((TypeError, ValueError)):
+                launcher(1.0, given, x)
+        is_refused(lambda: launcher(1.0, 1, b=x), TypeError, "unexpected keyword")
+        launch_fast(launcher, 1.0, 1, x)
+    launcher(a2=x, a1=2, a0=1)
+    assert record.launches[-1].parameters[:2] == (np.float32(1).tobytes(), np.int32(2).tobytes())
+    launcher(1.0, 1, np.zeros(3, np.float32))  # which the package copies
+    assert "known: native" in str(mixed.explain(1.0, 1, x)) and len(mixed.signatures) == 1
+
+
+@both_packages
+def test_layouts_of_declared_arrays(record, package):
+    """What "C" says is relied on by the kernel."""
+    c, f, a = (kernel_of(package, 1, signature=f"void(float32[{what}])")[1, 1] for what in (":,::1", "::1,:", ":,:"))
+    makers = [
+        lambda strides: DeviceTensor((3, 4), "float32", strides, data=address(package)),
+        lambda strides: ExportedTensor((3, 4), "float32", strides, data=address(package)),
+        lambda strides: Interface(makers[0](strides)),
+        lambda strides: device_array(package, makers[0](strides)),
+    ]
+    fits = [(c, None), (c, (4, 1)), (f, (1, 3)), (a, None), (a, (1, 3)), (a, (8, 2)), (a, (-4, 1))]
+    refused = [(c, (1, 3)), (c, (8, 1)), (c, (-4, 1)), (f, None), (f, (1, 4))]
+    for make in makers * 2:
+        record.clear()
+        for launcher, strides in fits:
+            launcher(make(strides))
+        for launcher, strides in refused:
+            is_refused(functools.partial(launcher, make(strides)), TypeError, "no signature")
+        assert len(record.launches) == len(fits)
+
+
+@both_packages
+def test_declared_tuples_and_one_of_several_signatures(record, package):
     launcher = kernel_of(package, 1, signature="void(UniTuple(float32, 2))")[1, 1]
     for _ in range(30):
         launcher((1, 2.5))
     assert record.launches[-1].parameters == (np.float32(1).tobytes(), np.float32(2.5).tobytes())
     for wrong in ((1.0,), (1.0, 2.0, 3.0), 1.0, (1j, 2)):
         is_refused(lambda wrong=wrong: launcher(wrong), TypeError, "no signature")
-
-
-@both_packages
-def test_one_of_several_signatures(record, package):
     kernel = kernel_of(package, 1, signature=["void(int32)", "void(float64)"])
     launcher, three = kernel[1, 1], (np.int32(3).tobytes(),)
+    assert "next such call compiles" in str(kernel.explain(1))
     for given, parameter in ((1, None), (1.5, packed(1.5)), (np.int32(3), three), (np.float32(2), packed(2.0))):
         for _ in range(2):
             launcher(given)
@@ -272,24 +257,6 @@ def test_one_of_several_signatures(record, package):
         assert parameter is None or record.launches[-1].parameters == parameter
     is_refused(lambda: launcher(1j), TypeError, "no signature")
     assert len(kernel.signatures) == 2 == kernel.counts().compiled
-
-
-def test_what_a_declared_signature_has_no_place_for_is_named(stub, package, x):
-    kernel = kernel_of(package, 3, signature="void(int8, float32[:], uint16)")
-    launcher = kernel[1, 32]
-    assert "next such call compiles" in str(kernel.explain(1, x, 2))
-    for _ in range(2):
-        for arguments, name in (((300, x, 2), "a0"), ((1, x, -1), "a2"), ((1, x, np.int64(65536)), "a2")):
-            number = next(value for value in arguments if value in (300, -1, 65536))
-            for launch in (launcher, launcher.bind):
-                launched = functools.partial(launch, *arguments)
-                is_refused(launched, OverflowError, f"argument {name!r}", f": {number} does not fit into")
-        for bad, said in ((1.5, "'a0' (position 0)"), ((1, 2), "no signature")):
-            is_refused(lambda: launcher(bad, x, 2), TypeError, said)  # noqa: B023
-            explained = str(kernel.explain(bad, x, 2))
-            assert "refused with TypeError" in explained and said in explained
-        launch_fast(launcher, 1, x, 2)
-    assert "known: native" in str(kernel.explain(1, x, 2)) and len(kernel.signatures) == 1
 
 
 # ---- configurations --------------------------------------------------------------------------------------------------
@@ -319,40 +286,38 @@ NO_CONFIGURATIONS = {
         (1, 32, None, 0, "c"), ({1}, 32),
     ],
 }  # fmt: skip
+NO_TASKS = {(-1,): ValueError, (1, -1): ValueError, (1.5,): TypeError, ("1",): TypeError, (1, None): TypeError}
 
 
-@pytest.mark.parametrize("kind", NO_CONFIGURATIONS)
-def test_what_is_no_configuration(package, kind):
+def test_what_is_no_configuration(package):
     kernel = kernel_of(package, 0)
-    for configuration in NO_CONFIGURATIONS[kind]:
-        is_refused(lambda: kernel[configuration], kind, "kernel[...]")  # noqa: B023
+    for kind, configurations in NO_CONFIGURATIONS.items():
+        for configuration in configurations:
+            is_refused(lambda: kernel[configuration], kind, "kernel[...]")  # noqa: B023
+    for tasks, kind in NO_TASKS.items():
+        is_refused(functools.partial(kernel.forall, *tasks), kind, "forall()")
+    is_refused(lambda: kernel.forall(), TypeError)
+    is_refused(lambda: kernel.forall(1, sharedmem=-1), ValueError)
 
 
 def test_for_all_tasks(stub, package, x):
     kernel = kernel_of(package, 1)
     stub.set_occupancy(10, 96)
-    kernel.forall(0)(x)
-    assert stub.launches == []
-    for _ in range(30):
-        kernel.forall(1000)(x)
-        assert (stub.launches[-1].grid, stub.launches[-1].block) == ((11, 1, 1), (96, 1, 1))
-    kernel.forall(1000, 128, None, 512)(x)
-    record = stub.launches[-1]
-    assert (record.grid, record.block, record.shared) == ((8, 1, 1), (128, 1, 1), 512)
-    kernel.forall(1, tpb=32, sharedmem=16)(x)
-    assert (stub.launches[-1].grid, stub.launches[-1].shared) == ((1, 1, 1), 16)
-    kernel.forall(np.int64(96))(x)
-    assert stub.launches[-1].grid == (1, 1, 1)
     for _ in range(30):
         kernel.forall(0)(x)
         kernel.forall(0).bind(x)()
-    assert len(stub.launches) == 33
+    assert stub.launches == []
+    for launcher, *expected in [
+        *[(kernel.forall(1000), 11, 96, 0)] * 30,
+        (kernel.forall(1000, 128, None, 512), 8, 128, 512),
+        (kernel.forall(1, tpb=32, sharedmem=16), 1, 32, 16),
+        (kernel.forall(np.int64(96)), 1, 96, 0),
+    ]:
+        launcher(x)
+        launch = stub.launches[-1]
+        assert [launch.grid[0], launch.block[0], launch.shared] == expected and launch.grid[1:] == launch.block[1:] == (1, 1)
     stub.set_occupancy(264, 256)
-    refused = {(-1,): ValueError, (1, -1): ValueError, (1.5,): TypeError, ("1",): TypeError, (1, None): TypeError}
-    for bad, error in refused.items():
-        is_refused(functools.partial(kernel.forall, *bad), error, "forall()")
-    is_refused(lambda: kernel.forall(), TypeError)
-    is_refused(lambda: kernel.forall(1, sharedmem=-1), ValueError)
+    assert len(stub.launches) == 33
 
 
 def test_the_best_block_is_that_for_the_shared_memory(stub, package, x):
@@ -394,13 +359,10 @@ def test_dynamic_shared_memory(stub, package, x, shared):
     launcher.bind(x)()
     asked = stub.trace.count("cuFuncSetAttribute") + stub.trace.count("cuKernelSetAttribute")
     assert asked == (shared > 48 * 1024) and stub.launches[-1].shared == shared
-    more = launcher.kernel[1, 32, None, 110_000]
-    more(x)
-    launcher(x)
-    launcher.kernel[1, 32, None, 105_000](x)
-    more(x)
+    for amount in (110_000, shared, 105_000, 110_000):
+        launcher.kernel[1, 32, None, amount](x)
+        assert stub.launches[-1].shared == amount
     assert stub.trace.count("cuFuncSetAttribute") == asked + 1
-    assert [each.shared for each in stub.launches[-4:]] == [110_000, shared, 105_000, 110_000]
 
 
 @both_packages
@@ -417,20 +379,7 @@ def test_options_that_change_nothing_here(record, package, x, options):
 
 @both_packages
 @pytest.mark.filterwarnings("ignore:Could not find source")
-def test_debug_kernels(stub, package):
-    kernel = kernel_of(package, 1, debug=True, opt=False)
-    array = device_array(package, DeviceTensor((3,), data=address(package)))
-    for _ in range(3):
-        kernel[1, 32](array)
-    assert len(stub.launches) == 3 and kernel.counts()[:2] == (0, 3)
-    assert stub.log[-1].api == "cuMemcpyDtoH"
-    explained = str(kernel[1, 32].explain(array))
-    assert f"{kernel.target.name}'s own launch" in explained and "debug=True" in explained
-    is_refused(lambda: kernel[1, 32].bind(array), TypeError, "cannot be bound")
-
-
-@both_packages
-def test_extensions(stub, package):
+def test_debug_kernels_and_extensions(stub, package):
     class Doubling:
         seen = 0
 
@@ -439,11 +388,18 @@ def test_extensions(stub, package):
             return numba_type, 2 * value if type(value) is float else value
 
     extension = Doubling()
-    kernel = kernel_of(package, 1, extensions=[extension])
-    for i in range(3):
-        kernel[1, 32](1.5)
-        assert stub.launches[-1].parameters == packed(3.0) and extension.seen == i + 1
-    assert "extensions" in str(kernel.explain(1.5)) and kernel.counts()[:2] == (0, 3)
+    array = device_array(package, DeviceTensor((3,), data=address(package)))
+    kinds = [({"debug": True, "opt": False}, array, "debug=True"), ({"extensions": [extension]}, 1.5, "extensions")]
+    for options, value, why in kinds:
+        kernel = kernel_of(package, 1, **options)
+        stub.clear()
+        for _ in range(3):
+            kernel[1, 32](value)
+        assert len(stub.launches) == 3 and kernel.counts()[:2] == (0, 3)
+        explained = str(kernel[1, 32].explain(value))
+        assert f"{kernel.target.name}'s own launch" in explained and why in explained
+        is_refused(lambda: kernel[1, 32].bind(value), TypeError, "cannot be bound")  # noqa: B023
+    assert stub.launches[-1].parameters == packed(3.0) and extension.seen == 3
 
 
 @both_packages
@@ -485,6 +441,7 @@ ONLY_THEIRS = {
 @both_packages
 @pytest.mark.parametrize("name", ONLY_THEIRS)
 def test_what_only_the_package_takes(stub, package, name):
+    """It takes arrays of the host, but no tensor that has an exchange table alone."""
     make, copies = ONLY_THEIRS[name]
     kernel, value = kernel_of(package, 2), make(package)
     on_both = fast_args(lambda a0, a1: None, cuda=kernel, launch=(1, 32))
@@ -493,23 +450,22 @@ def test_what_only_the_package_takes(stub, package, name):
         launch(1.0, value)
         names = [entry.api for entry in stub.log]
         assert len(stub.launches) == 1 and all(any(copy in api for api in names) for copy in copies), names
-    assert "own launch" in str(kernel.explain(1.0, value)) and kernel.counts().fast == 0
+    explained = str(kernel.explain(1.0, value))
+    assert "own launch" in explained and "path package" in explained and kernel.counts().fast == 0
     is_refused(lambda: kernel[1, 32].bind(1.0, value), TypeError, "cannot be bound")
     stub.fail(stub.launches[-1].api, 719)
     with pytest.raises(Exception, match="LAUNCH_FAILED"):  # the package's own error
         kernel[1, 32](1.0, value)
     kernel[1, 32](1.0, value)
-
-
-@both_packages
-def test_arrays_of_the_host_for_a_declared_signature(stub, mixed):
-    array = np.zeros(3, np.float32)
-    mixed[1, 32](1.0, 1, array)
-    assert len(stub.launches) == 1
-    is_refused(lambda: mixed[1, 32](1.0, 2**31, array), OverflowError, "'a1'", "int32")
-    is_refused(lambda: mixed[1, 32](1.0, 1.5, array), TypeError, "cannot be converted to int32 exactly")
-    is_refused(lambda: mixed[1, 32](1.0, 1, array.astype("f8")), TypeError, "no signature")
-    assert len(stub.launches) == 1
+    if name == "an array of the host":
+        x = DeviceTensor((4,))
+        said = (
+            f"argument 'a0' (position 0): {kernel.target.name} cannot take a cuda_tensors.DeviceTensor, and has to make this "
+            "launch itself: only it takes argument 'a1' (position 1), a numpy.ndarray"
+        )
+        is_refused(lambda: kernel[1, 32](x, value), TypeError, said)
+        explained = str(kernel.explain(x, value))
+        assert "refused with TypeError" in explained and said in explained
 
 
 # ---- the kernel itself -----------------------------------------------------------------------------------------------
@@ -547,20 +503,16 @@ def test_one_kernel_for_each_dispatcher(package):
     assert kernel.counts() == (0, 0, 0) and kernel.signatures == []
 
 
-def pickled(y):
-    pass
-
-
-def test_pickling(record, package, x):
-    kernel = fast_args(package.jit(pickled))
+def test_pickling(record, package):
+    kernel = fast_args(package.jit(with_defaults))
     launcher = kernel[(2, 3), 32, None, 64]
-    launcher(x)
+    launcher(1)
     for each in (kernel, launcher, kernel.forall(100), kernel[2, 32]):
         again = pickle.loads(pickle.dumps(each))
         assert type(again) is type(each) and repr(again) == repr(each)
     again = pickle.loads(pickle.dumps(launcher))
     assert again.configuration == launcher.configuration
-    again(x)
+    again(1)
     assert record.launches[-1].packed == record.launches[0].packed and record.launches[-1].grid == (2, 3, 1)
     is_refused(lambda: pickle.dumps(kernel[1, 32, 1]), TypeError, "stream")
 
@@ -595,6 +547,7 @@ def test_the_disk_cache(package, tmp_path):
 
 @both_packages
 def test_precompile_launches_nothing(record, package, x):
+    """Also by the name of the kernel for the CPU."""
     kernel = kernel_of(package, 2)
     assert kernel.precompile((2.5, x), {"a1": x, "a0": 1}) == kernel.signatures
     (taken,) = kernel.precompile("(float64, int64)")
@@ -605,11 +558,8 @@ def test_precompile_launches_nothing(record, package, x):
     assert len(record.launches) == 40 and len(kernel.signatures) == 3
     is_refused(lambda: kernel.precompile(x), TypeError, "into a tuple")
     is_refused(lambda: kernel.precompile((np.ones(3), 1)), TypeError, "give the signature")
-
-
-def test_precompile_by_the_name_of_the_kernel_for_the_cpu(record, package, x):
     beside = kernel_of(package, 2)
     kernel = fast_args(lambda a0, a1: None, cuda=beside, launch=(1, 32))
     assert kernel.precompile((1, x)) == beside.signatures and kernel.counts().compiled == 0
     kernel.precompile((1, 2))
-    assert kernel.counts().compiled == 1 == len(beside.signatures) and record.launches == []
+    assert kernel.counts().compiled == 1 == len(beside.signatures) and len(record.launches) == 40

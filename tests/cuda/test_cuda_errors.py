@@ -1,9 +1,7 @@
 """Errors of the driver, and processes without one: what is raised, and that nothing is left behind."""
 
 import pickle
-import re
 
-import numpy as np
 import pytest
 from cuda_producers import Exports, both_ways, new_stream
 from cuda_stub import SONAME, Stub, real_driver
@@ -12,7 +10,7 @@ from forked import needs_fork
 from interpreter import run_python
 from launches import is_refused, launch_fast
 from made_producers import Ledger
-from stub_processes import run_package
+from stub_processes import PACKAGES, is_installed, run_package
 
 from fastexchange import CudaError, fast_args
 from fastexchange.cuda.driver import driver
@@ -27,20 +25,15 @@ OTHERS = {1: "INVALID_VALUE", 2: "OUT_OF_MEMORY", 209: "NO_BINARY_FOR_GPU", 400:
 
 @pytest.mark.parametrize("code", [*OTHERS, *STICKY])
 def test_a_launch_that_the_driver_refuses(stub, kernels, code):
-    x = DeviceTensor((4,))
+    x, exports = DeviceTensor((4,)), Exports(Ledger())
     bound = kernels[1][(2, 3), (8, 4), None, 64].bind(x)
-    ways = {
-        "fast": lambda: kernels[1][(2, 3), (8, 4), None, 64](x),
-        "general": lambda: kernels[1][(2, 3), (8, 4), None, 64](x=x),
-        "exported": lambda: kernels[1][(2, 3), (8, 4), None, 64](exports),
-        "bound": bound,
-    }
-    exports = Exports(Ledger())
-    for launch in ways.values():
+    launcher = kernels[1][(2, 3), (8, 4), None, 64]
+    ways = [lambda: launcher(x), lambda: launcher(x=x), lambda: launcher(exports), bound]
+    for launch in ways:
         both_ways(launch, 20)
     stub.clear()
     before = stub.current_context()
-    for launch in ways.values():
+    for launch in ways:
         stub.fail("cuLaunchKernel", code)
         with pytest.raises(CudaError) as caught:
             launch()
@@ -60,18 +53,10 @@ def test_a_launch_that_the_driver_refuses(stub, kernels, code):
         launch()
     assert len(stub.launches) == len(ways) - (code == 709)
     exports.ledger.check(22)
-
-
-def test_a_sticky_error_stays_until_the_process_ends(stub, kernels):
-    x = DeviceTensor((4,))
-    kernels[1][1, 32](x)
-    stub.clear()
-    stub.fail("cuLaunchKernel", 700, sticky=True)
+    stub.fail("cuLaunchKernel", code, sticky=True)
     for _ in range(3):
-        is_refused(lambda: kernels[1][1, 32](x), CudaError, "ILLEGAL_ADDRESS", "sticky", "restart the process")
-    assert not stub.launches
-    stub.reset()
-    kernels[1][1, 32](x)
+        said = is_refused(lambda: launcher(x), CudaError, (STICKY | OTHERS)[code])
+        assert ("restart the process" in said) is (code in STICKY)
 
 
 @pytest.mark.both_packages
@@ -100,8 +85,7 @@ def test_contexts_that_fail(stub, kernels, function):
     stub.clear()
     for launch in (lambda: kernels[1][1, 32](x), lambda: kernels[1][1, 32](x=x), bound):
         stub.fail(function, 201)
-        with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_CONTEXT"):
-            launch()
+        is_refused(launch, CudaError, "CUDA_ERROR_INVALID_CONTEXT")
         assert stub.current_context() == current
         launch()
     assert len(stub.launches) == 3
@@ -113,30 +97,27 @@ LEARNING = ["cuLibraryLoadData", "cuModuleLoadData", "cuLibraryGetKernel", "cuMo
 
 @pytest.mark.both_packages
 @pytest.mark.parametrize("function", LEARNING)
-@pytest.mark.parametrize("device", [0, 1])
-def test_a_first_launch_that_fails_leaves_nothing_behind(stub, package, function, device):
-    kernel = fast_args(package.jit(lambda x: None))
-    x = DeviceTensor((4,), device=device)
-    before = stub.current_context()
-    launch = kernel.forall(1000, 0, None, 60_000)
-    stub.fail(function, 2)
-    try:
-        launch(x)
-        failed = False
-    except Exception as error:
-        failed = True
-        assert "OUT_OF_MEMORY" in str(error) or "out of memory" in str(error).lower() or "[2]" in str(error), error
-        if isinstance(error, CudaError):
-            assert "() was not launched (for 1000 tasks" in str(error) and function in str(error)
-        del error
-    assert stub.current_context() == before
-    stub.reset()
-    stub.clear()
-    launch(x)
-    both_ways(lambda: launch(x), 20)
-    assert len(stub.launches) == 21 and {(each.device, each.shared) for each in stub.launches} == {(device, 60_000)}
-    others = {"numba.cuda": ("cuModule",), "numba_cuda_mlir.cuda": ("cuLibrary", "cuKernel")}[package.__name__]
-    assert failed != function.startswith(others)
+def test_a_first_launch_that_fails_leaves_nothing_behind(stub, package, function):
+    for device in (0, 1):
+        kernel = fast_args(package.jit(lambda x: None))
+        x, before = DeviceTensor((4,), device=device), stub.current_context()
+        launch = kernel.forall(1000, 0, None, 60_000)
+        stub.fail(function, 2)
+        try:
+            launch(x)
+            failed = False
+        except Exception as error:
+            failed, said = True, str(error)
+            assert "OUT_OF_MEMORY" in said or "out of memory" in said.lower() or "[2]" in said, said
+            if isinstance(error, CudaError):
+                assert "() was not launched (for 1000 tasks" in said and function in said
+        assert stub.current_context() == before
+        stub.reset()
+        stub.clear()
+        both_ways(lambda: launch(x), 21)  # noqa: B023
+        assert len(stub.launches) == 21 and {(each.device, each.shared) for each in stub.launches} == {(device, 60_000)}
+        others = {"numba.cuda": ("cuModule",), "numba_cuda_mlir.cuda": ("cuLibrary", "cuKernel")}[package.__name__]
+        assert failed != function.startswith(others)
 
 
 @pytest.mark.parametrize("function", ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"])
@@ -152,7 +133,6 @@ def test_events_that_fail(stub, kernels, function, after):
     said = "was not launched" if after == 0 else "was launched .*, but"
     with pytest.raises(CudaError, match=rf"two\(\) {said}.*{function}: CUDA_ERROR_OUT_OF_MEMORY"):
         kernels[2][1, 32](x, y)
-    stub.set_trace(False)
     made = stub.trace.count("cuEventCreate") - (function == "cuEventCreate")
     assert made == stub.trace.count("cuEventDestroy")
     assert len(stub.launches) == after, "what could not be ordered before was not launched"
@@ -165,27 +145,22 @@ BEYOND = [
     (0, 32), (1, 0), ((1, 0), 32), ((1, 1, 0), 32), (1, (32, 0)), (1, 2000), (1, (1, 1, 65)), (1, (1024, 2)), (2**31, 32),
     ((1, 65536), 32), ((1, 1, 65536), 32), (1, 32, None, 232449), (1, 32, None, 2**32 - 1),
 ]  # fmt: skip
+TASKS = [2**31, 2**31 + 5, 2**32, 2**32 + 5, 2**40, 2**41, 2**41 + 1, 2**63, 2**64 + 1]
 
 
-@pytest.mark.parametrize("configuration", BEYOND, ids=str)
-def test_configurations_beyond_the_limits(record, kernels, configuration):
+def test_configurations_beyond_the_limits(record, kernels):
+    """And more tasks than a grid has blocks of one thread."""
     x = DeviceTensor((4,))
     both_ways(lambda: kernels[1][1, 32](x))
-    for _ in range(2):
+    both_ways(lambda: kernels[1].forall(10, 1)(x), 30)
+    record.clear()
+    for configuration in BEYOND * 2:
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE") as caught:
             kernels[1][configuration](x)
         assert caught.value.code == 1 and not caught.value.is_sticky
-    kernels[1][1, 32](x)
-    assert len(record.launches) == 41
-
-
-@pytest.mark.parametrize("tasks", [2**31, 2**31 + 5, 2**32, 2**32 + 5, 2**40, 2**41, 2**41 + 1, 2**63, 2**64 + 1])
-def test_more_tasks_than_a_grid_has_blocks(record, kernels, tasks):
-    x = DeviceTensor((4,))
-    both_ways(lambda: kernels[1].forall(10, 1)(x), 30)
-    record.clear()
-    with pytest.raises((CudaError, ValueError), match=r"CUDA_ERROR_INVALID_VALUE|no grid"):
-        kernels[1].forall(tasks, 1)(x)
+    for tasks in TASKS:
+        with pytest.raises((CudaError, ValueError), match=r"CUDA_ERROR_INVALID_VALUE|no grid"):
+            kernels[1].forall(tasks, 1)(x)
     assert not record.launches
     most = 2**31 - 1 if isinstance(record, Stub) else 2**20  # a GPU would take seconds
     kernels[1].forall(most, 1)(x)
@@ -198,9 +173,9 @@ def test_a_cuda_error_is_one_after_pickling():
     assert driver().error(12345, "f()").code == 12345
 
 
-# ---- parameters that are not as expected ----------------------------------------------------------------------------
+# ---- in processes of their own ---------------------------------------------------------------------------------------
 
-_ACCOUNT = """
+_OTHER_PARAMETERS = """
 from cuda.bindings import driver as bindings
 
 original = bindings.cuFuncGetParamInfo
@@ -227,136 +202,32 @@ for function in (other_sizes, absent, not_found, None, original):
     said = str(kernel.explain(x, 1.5))
     print(len(stub.launches), kernel.counts().fast, "own launch: the driver reports other parameters" in said)
 """
-
-
-@pytest.mark.both_packages
-def test_where_the_driver_reports_other_parameters(package):
-    """Such launches are the package's own, and ``explain`` says so."""
-    assert run_package(_ACCOUNT, package) == "30 0 True\n" * 4 + "30 29 False\n"
-
-
-def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package):
-    said = run_package("""
-        from fastexchange.ground import cpython
-        checks = dict(cpython.verify())
-        cpython.verify = lambda: {**checks, "object": False}
-        dispatcher = cuda.jit(lambda x: None)
-        for make in (lambda: fast_args(dispatcher), lambda: fast_args(cuda=dispatcher, launch=(1, 32))(lambda x: None)):
-            try:
-                make()
-            except TypeError as error:
-                print(error)
-        assert fast_args(lambda x: x + 1)(2) == 3
-        dispatcher[1, 32](3)
-        print(len(stub.launches))
-    """, package)
-    why = "native code makes no launches here, so use the dispatcher: the layout of object is not as expected"
-    assert said == f"fast_args(): {why}\n" * 2 + "1\n"
-
-
-# ---- what no package takes -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", ["s", [1.0], None, {1: 2}], ids=lambda value: type(value).__name__)
-def test_what_no_kernel_takes(stub, package, kernels, value):
-    """Who is to blame is the argument, not a tensor that the package does not know."""
-    array = package.device_array(3, np.float32)
-    for arguments, position in (((array, value), 1), ((DeviceTensor((4,)), value), 1), (((value, 1), DeviceTensor((4,))), 0)):
-        name = f"two(): argument {'xy'[position]!r} (position {position}): no kernel for CUDA takes an argument of type "
-        for _ in range(2):
-            with pytest.raises(TypeError, match=re.escape(name + type(value).__name__)):
-                kernels[2][1, 32](*arguments)
-    assert not stub.launches
-    kernels[2][1, 32](array, 1)
-
-
-def test_tensors_beside_what_only_the_package_takes(stub, package, kernels):
-    """It takes arrays of the host, but no tensor that has an exchange table alone."""
-    message = "argument 'x' (position 0): {} cannot take a cuda_tensors.DeviceTensor, and has to make this launch itself: {}"
-    names = {"numba.cuda": "numba-cuda", "numba_cuda_mlir.cuda": "numba-cuda-mlir"}
-    x, host = DeviceTensor((4,)), np.zeros(3)
-    said = message.format(names[package.__name__], "only it takes argument 'y' (position 1), a numpy.ndarray")
-    with pytest.raises(TypeError, match=re.escape(said)):
-        kernels[2][1, 32](x, host)
-    assert "refused with TypeError" in str(kernels[2].explain(x, host)) and said in str(kernels[2].explain(x, host))
-    array = package.device_array(3, np.float32)
-    assert "own launch" in str(kernels[2].explain(array, host)) and "path package" in str(kernels[2].explain(array, host))
-    assert "path device-array" in str(kernels[2].explain(array, 1))
-
-
-def test_a_tensor_on_a_device_that_there_is_not(stub, kernels):
-    for arguments, position in (((DeviceTensor((4,), device=9), 1), 0), ((1, (2, DeviceTensor((4,), device=9))), 1)):
-        name = re.escape(f"argument {'xy'[position]!r} (position {position})") + ".*kDLCUDA:9, which does not exist"
-        for launch in (kernels[2][1, 32], kernels[2][1, 32].bind):
-            with pytest.raises(BufferError, match=name):
-                launch(*arguments)
-        assert "kDLCUDA:9, which does not exist" in str(kernels[2].explain(*arguments))
-
-
-def test_both_packages_in_one_process(package):
-    pytest.importorskip("numba_cuda")
-    pytest.importorskip("numba_cuda_mlir")
-    said = run_package("""
-        from numba import cuda
-        from numba_cuda_mlir import cuda as mlir
-        x = DeviceTensor((4,))
-        kernels = [fast_args(package.jit(lambda x: None)) for package in (cuda, mlir)]
-        for _ in range(40):
-            for kernel in kernels:
-                kernel[2, 32](x)
-        launches = stub.launches
-        print(len(launches), [kernel.counts().fast for kernel in kernels], [len(each.parameters) for each in launches[-2:]])
-    """, package)
-    assert said == "80 [39, 39] [7, 5]\n"
-
-
-# ---- without a driver, without a device, after a fork ----------------------------------------------------------------
-
-
-def test_nothing_of_cuda_is_imported_for_the_cpu():
-    run_python("""
-        import sys
-        import numpy as np
-        import fastexchange
-        kernel = fastexchange.fast_args(lambda x: x.sum())
-        assert kernel(np.ones(3)) == 3.0 and kernel.bind(np.ones(3))() == 3.0
-        str(kernel.explain(np.ones(3)))
-        assert not [name for name in sys.modules if name.split(".")[0] in ("cuda", "numba_cuda", "numba_cuda_mlir")]
-        assert not [name for name in sys.modules if name.startswith(("numba.cuda", "fastexchange.cuda"))]
-    """)
-
-
-_NO_DRIVER = """
-import numpy as np
-from fastexchange import CudaError, fast_args
-
-try:
-    kernel = fast_args(cuda.jit(lambda x: None))
-    for _ in range(2):
-        try:
-            kernel[1, 32](np.float32(2))
-        except Exception as error:
-            print(type(error).__name__, error)
-except Exception as error:
-    print("made:", type(error).__name__, error)
-assert fast_args(lambda x: x + 1)(1) == 2
+_ODD_INTERPRETER = """
+from fastexchange.ground import cpython
+checks = dict(cpython.verify())
+cpython.verify = lambda: {**checks, "object": False}
+dispatcher = cuda.jit(lambda x: None)
+for make in (lambda: fast_args(dispatcher), lambda: fast_args(cuda=dispatcher, launch=(1, 32))(lambda x: None)):
+    try:
+        make()
+    except TypeError as error:
+        print(error)
+assert fast_args(lambda x: x + 1)(2) == 3
+dispatcher[1, 32](3)
+print(len(stub.launches))
 """
-
-
-@pytest.mark.both_packages
-@pytest.mark.skipif(real_driver(), reason=f"there is a {SONAME}")
-def test_without_a_driver(package):
-    said = run_python(f"import {package.__name__} as cuda\n{_NO_DRIVER}").stdout.splitlines()
-    assert said and len(set(said)) == 1, said
-    assert "CUDA" in said[0] and ("driver" in said[0] or "libcuda" in said[0]), said
-
-
-@pytest.mark.both_packages
-def test_without_a_device(package):
-    said = run_package("stub.set_devices(0)\n" + _NO_DRIVER, package).splitlines()
-    assert said and "CUDA_ERROR_NO_DEVICE" in said[0], said
-
-
+_BOTH_PACKAGES = """
+from numba import cuda
+from numba_cuda_mlir import cuda as mlir
+x = DeviceTensor((4,))
+kernels = [fast_args(package.jit(lambda x: None)) for package in (cuda, mlir)]
+for _ in range(40):
+    for kernel in kernels:
+        kernel[2, 32](x)
+launches = stub.launches
+print(len(launches), [kernel.counts().fast for kernel in kernels], [len(each.parameters) for each in launches[-2:]])
+"""
+# CUDA cannot be used in a child of a process that has used it, and each launch there says so.
 _FORK = """
 import os
 kernel, x = fast_args(cuda.jit(lambda x: None)), DeviceTensor((4,))
@@ -378,9 +249,73 @@ os.waitpid(child, 0)
 kernel[1, 32](x)
 os.write(1, f"{len(stub.launches)}\\n".encode())
 """
+_NO_LAUNCHES = "native code makes no launches here, so use the dispatcher: the layout of object is not as expected"
+
+
+@pytest.mark.both_packages
+def test_where_the_driver_reports_other_parameters(package):
+    """Such launches are the package's own, and ``explain`` says so."""
+    assert run_package(_OTHER_PARAMETERS, package) == "30 0 True\n" * 4 + "30 29 False\n"
+
+
+def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package):
+    assert run_package(_ODD_INTERPRETER, package) == f"fast_args(): {_NO_LAUNCHES}\n" * 2 + "1\n"
+
+
+@pytest.mark.skipif(not all(map(is_installed, PACKAGES)), reason="one package is not installed")
+def test_both_packages_in_one_process(package):
+    assert run_package(_BOTH_PACKAGES, package) == "80 [39, 39] [7, 5]\n"
 
 
 @needs_fork
 def test_after_a_fork(package):
-    """CUDA cannot be used in a child of a process that has used it, and each launch there says so."""
     assert run_package(_FORK, package) == "[True, True, True, True] 2\n41\n"
+
+
+def test_nothing_of_cuda_is_imported_for_the_cpu():
+    run_python("""
+        import sys
+        import numpy as np
+        import fastexchange
+        kernel = fastexchange.fast_args(lambda x: x.sum())
+        assert kernel(np.ones(3)) == 3.0 and kernel.bind(np.ones(3))() == 3.0
+        str(kernel.explain(np.ones(3)))
+        assert not [name for name in sys.modules if name.split(".")[0] in ("cuda", "numba_cuda", "numba_cuda_mlir")]
+        assert not [name for name in sys.modules if name.startswith(("numba.cuda", "fastexchange.cuda"))]
+    """)
+
+
+_NO_DRIVER = """
+import importlib
+import sys
+import numpy as np
+from fastexchange import CudaError, fast_args
+
+for name in NAMES:
+    cuda = importlib.import_module(name)
+    try:
+        kernel = fast_args(cuda.jit(lambda x: None))
+        for _ in range(2):
+            try:
+                kernel[1, 32](np.float32(2))
+            except Exception as error:
+                print(name, type(error).__name__, error)
+    except Exception as error:
+        print(name, "made:", type(error).__name__, error)
+assert fast_args(lambda x: x + 1)(1) == 2
+"""
+
+
+@pytest.mark.skipif(real_driver(), reason=f"there is a {SONAME}")
+def test_without_a_driver():
+    """The same error each time, which names the driver."""
+    names = list(filter(is_installed, PACKAGES))
+    said = set(run_python(f"NAMES = {names}\n{_NO_DRIVER}").stdout.splitlines())
+    assert len(said) == len(names) and {line.split()[0] for line in said} == set(names), said
+    assert all("CUDA" in line and ("driver" in line or "libcuda" in line) for line in said), said
+
+
+@pytest.mark.both_packages
+def test_without_a_device(package):
+    said = run_package(f"NAMES = [{package.__name__!r}]\nstub.set_devices(0)\n{_NO_DRIVER}", package).splitlines()
+    assert said and "CUDA_ERROR_NO_DEVICE" in said[0], said

@@ -19,6 +19,7 @@ import pytest
 from cuda_tensors import DeviceTensor, OtherTensor
 from interpreter import run_python
 from launches import in_threads
+from soak import measured
 
 from fastexchange import CudaError, fast_args
 
@@ -33,7 +34,6 @@ SHARED_BYTES = 64 * 1024
 
 @pytest.fixture
 def torch():
-    """PyTorch, for the device."""
     found = pytest.importorskip("torch")
     if not found.cuda.is_available():
         pytest.skip(f"PyTorch {found.__version__} sees no GPU, though there is a driver with a device")
@@ -88,68 +88,58 @@ def copy(package):
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
-FLOATING = pytest.mark.parametrize("dtype", ["float32", "float64"])
-
-
-@gpu
-@FLOATING
-def test_axpy(package, torch, dtype):
-    from kernels.gpu import axpy
-
-    run = axpy.make(package)
+def axpy(torch, run, dtype) -> None:
     for count in (1, 127, 4097):
         for step in (1, 3):
-            x, y = (torch.randn(count * step, device="cuda", dtype=getattr(torch, dtype))[::step] for _ in range(2))
+            x, y = (torch.randn(count * step, device="cuda", dtype=dtype)[::step] for _ in range(2))
             out = torch.full_like(x, 7)
             run(2.5, x, y, out)
             torch.testing.assert_close(out, 2.5 * x + y)
 
 
-def _heated(torch, x, step):
-    around = x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:] - 4 * x[1:-1, 1:-1]
-    expected = x.clone()
-    expected[1:-1, 1:-1] += step * around
-    return expected
-
-
-def _weights(torch, x):
-    return torch.rand(x.shape[1], device="cuda", dtype=x.dtype)
-
-
-MATRICES = {  # what stands between the matrix and the output, and what PyTorch makes of all
-    "softmax": (lambda torch, x: (), lambda torch, x: torch.softmax(x, -1)),
-    "rms_norm": (
-        lambda torch, x: (_weights(torch, x), 1e-6),
-        lambda torch, x, weight, eps: torch.nn.functional.rms_norm(x, (x.shape[1],), weight, eps),
-    ),
-    "heat": (lambda torch, x: (0.1,), _heated),
-}
-
-
-@gpu
-@FLOATING
-@pytest.mark.parametrize("name", MATRICES)
-def test_kernels_of_matrices(package, torch, dtype, name):
-    """Of sizes that are no multiple of a block, as they are and transposed."""
-    run = importlib.import_module(f"kernels.gpu.{name}").make(package)
-    others, expected = MATRICES[name]
-    for shape in ((1, 1), (33, 257), (257, 1031)):
-        matrix = torch.randn(shape, device="cuda", dtype=getattr(torch, dtype))
-        for x in (matrix, matrix.T):
-            out, given = torch.empty_like(x), others(torch, x)
-            run(x, *given, out)
-            torch.testing.assert_close(out, expected(torch, x, *given))
-
-
-@gpu
-@FLOATING
-def test_histogram(package, torch, dtype):
-    from kernels.gpu import histogram
-
+def histogram(torch, run, dtype) -> None:
     bins = torch.randint(0, 50, (100_003,), device="cuda")
     counts = torch.full((50,), 7, device="cuda", dtype=torch.int64)
-    histogram.make(package)((bins + 0.5).to(getattr(torch, dtype)), 0.0, 50.0, counts)
+    run((bins + 0.5).to(dtype), 0.0, 50.0, counts)
     assert torch.equal(counts, torch.bincount(bins, minlength=50))
+
+
+def of_matrices(torch, run, dtype, expected, others=lambda x: ()) -> None:
+    """Of sizes that are no multiple of a block, as they are and transposed; `others` stand between matrix and output."""
+    for shape in ((1, 1), (33, 257), (257, 1031)):
+        matrix = torch.randn(shape, device="cuda", dtype=dtype)
+        for x in (matrix, matrix.T):
+            out, given = torch.empty_like(x), others(x)
+            run(x, *given, out)
+            torch.testing.assert_close(out, expected(x, *given))
+
+
+def softmax(torch, run, dtype) -> None:
+    of_matrices(torch, run, dtype, lambda x: torch.softmax(x, -1))
+
+
+def rms_norm(torch, run, dtype) -> None:
+    def expected(x, weight, eps):
+        return torch.nn.functional.rms_norm(x, (x.shape[1],), weight, eps)
+
+    of_matrices(torch, run, dtype, expected, lambda x: (torch.rand(x.shape[1], device="cuda", dtype=dtype), 1e-6))
+
+
+def heat(torch, run, dtype) -> None:
+    def expected(x, step):
+        heated = x.clone()
+        heated[1:-1, 1:-1] += step * (x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:] - 4 * x[1:-1, 1:-1])
+        return heated
+
+    of_matrices(torch, run, dtype, expected, lambda x: (0.1,))
+
+
+@gpu
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("check", [axpy, histogram, softmax, rms_norm, heat], ids=lambda check: check.__name__)
+def test_kernels_of_this_repository(package, torch, dtype, check):
+    kernel = importlib.import_module(f"kernels.gpu.{check.__name__}").make(package)
+    check(torch, kernel, getattr(torch, dtype))
 
 
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
@@ -159,7 +149,7 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype(copy, torch, dtype):
-    """Elements come through as they are, whatever the strides, by the first launch and by the fast entry."""
+    """As it is, whatever the strides, by the first launch and by the fast entry."""
     bits = torch.randint(0, 2 if dtype == "bool" else 100, (3 * SIZE,), device="cuda").to(getattr(torch, dtype))
     for x in (bits[:SIZE], bits[::3], bits[:1].expand(SIZE)):
         for _ in range(30):
@@ -188,14 +178,11 @@ def test_scalars_and_tuples(package, torch):
 @gpu
 def test_bound_launches_and_launches_for_tasks(copy, torch):
     x, y, out = torch.arange(5000.0, device="cuda"), torch.arange(5000.0, device="cuda") + 1, torch.zeros(5000, device="cuda")
-    for _ in range(30):
-        out.zero_()
-        copy.forall(5000)(x, out)
-    assert torch.equal(out, x)
     step = copy[40, 128].bind(x, out)
-    out.zero_()
-    step()
-    assert torch.equal(out, x)
+    for launch in [*[lambda: copy.forall(5000)(x, out)] * 30, step]:
+        out.zero_()
+        launch()
+        assert torch.equal(out, x)
     x += 5
     step()
     assert torch.equal(out, x)
@@ -305,31 +292,6 @@ def fill_late(torch, stream, x, number) -> None:
         x.fill_(number)
 
 
-@gpu
-def test_launches_are_on_pytorchs_current_stream(copy, torch, pair):
-    side, (x, out) = torch.cuda.Stream(), pair
-    bound = copy[256, 256].bind(x, out)
-    for number in range(1, 60):  # by then through the fast entry
-        for launch in (lambda: copy[256, 256](x, out), bound):
-            out.zero_()
-            torch.cuda.synchronize()
-            with torch.cuda.stream(side):
-                fill_late(torch, side, x, number)
-                launch()  # anywhere else it would be too early
-            side.synchronize()
-            assert bool((out == number).all()), f"launch {number} was not on PyTorch's current stream"
-
-
-@gpu
-def test_a_stream_that_is_given_wins(copy, torch, pair):
-    other, (x, out) = torch.cuda.Stream(), pair
-    for number in range(1, 60):
-        fill_late(torch, other, x, number)
-        copy[256, 256, other](x, out)  # though another one is current
-        other.synchronize()
-        assert bool((out == number).all()), f"launch {number} was not on the stream that it names"
-
-
 class _OnlyDlpack:
     def __init__(self, tensor):
         self._tensor = tensor
@@ -346,39 +308,53 @@ class _OnlyInterface:
         self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "version": 3, "stream": stream.cuda_stream}
 
 
+def bound(launcher, x, out):
+    return launcher.bind(x, out)
+
+
+# `x` is filled late on the `side`; the launch, made where that or another stream is PyTorch's current one, and whom to wait for
+STREAMS = {
+    "PyTorch's current stream": ("side", lambda copy, x, out, side, other: copy[256, 256](x, out), "side"),
+    "its current stream, by a bound launch": ("side", lambda copy, *args: bound(copy[256, 256], *args[:2])(), "side"),
+    "a stream that is given": ("other", lambda copy, x, out, side, other: copy[256, 256, side](x, out), "side"),
+    "another one, which waits for __dlpack__": (
+        "side", lambda copy, x, out, side, other: copy[256, 256, other](_OnlyDlpack(x), out), "other"),
+    "another one, which waits for __cuda_array_interface__": (
+        "other", lambda copy, x, out, side, other: copy[256, 256, other](_OnlyInterface(x, side), out), "other"),
+    "an interface's own": (
+        "other", lambda copy, x, out, side, other: copy[256, 256](_OnlyInterface(x, side), _OnlyInterface(out, side)), "side"),
+}  # fmt: skip
+
+
 @gpu
-@pytest.mark.parametrize("kind", ["__dlpack__", "__cuda_array_interface__"])
-def test_tensors_without_a_table_are_waited_for(copy, torch, pair, kind):
-    """What fills `x` is on the side, what copies it elsewhere."""
-    side, other, (x, out) = torch.cuda.Stream(), torch.cuda.Stream(), pair
-    for number in range(1, 40):
-        with torch.cuda.stream(side):
-            fill_late(torch, side, x, number)
-            given = _OnlyDlpack(x) if kind == "__dlpack__" else _OnlyInterface(x, side)
-            copy[256, 256, other](given, out)
-        other.synchronize()
-        assert bool((out == number).all()), f"launch {number} was too early"
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_launch_is_after_the_work_of_its_stream(copy, torch, pair, name):
+    """Anywhere else it would be too early."""
+    current, launch, waited = STREAMS[name]
+    (x, out), streams = pair, {"side": torch.cuda.Stream(), "other": torch.cuda.Stream()}
+    for number in range(1, 60):  # by then through the fast entry
+        out.zero_()
         torch.cuda.synchronize()
+        fill_late(torch, streams["side"], x, number)
+        with torch.cuda.stream(streams[current]):
+            launch(copy, x, out, *streams.values())
+        streams[waited].synchronize()
+        assert bool((out == number).all()), f"launch {number} was too early"
 
 
 @gpu
 def test_an_interfaces_own_stream(copy, torch, pair):
-    """Native launches are on it, also from a thread that has no context yet, and in a capture."""
+    """Native launches are on it also from a thread that has no context yet, and in a capture."""
     side, (x, out) = torch.cuda.Stream(), pair
     given = _OnlyInterface(x, side), _OnlyInterface(out, side)
     copy[256, 256](*given)
     before = copy.counts()
-    for number in range(1, 40):
-        fill_late(torch, side, x, number)
-        copy[256, 256](*given)
-        side.synchronize()
-        assert bool((out == number).all()), f"launch {number} was not on the stream"
     x.fill_(-1)
     torch.cuda.synchronize()
     in_threads(lambda: copy[256, 256](*given))
     torch.cuda.synchronize()
     assert bool((out == -1).all())
-    assert copy.counts() == (before.fast + 40, before.slow, before.compiled)
+    assert copy.counts() == (before.fast + 1, before.slow, before.compiled)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         copy[256, 256](*given)
@@ -545,14 +521,6 @@ def test_a_kernel_that_breaks_the_context(package, torch):
 # ---- many ------------------------------------------------------------------------------------------------------------
 
 
-def _resident() -> int:
-    """This process's resident bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return 1024 * int(line.split()[1])
-    pytest.skip("this system does not say how much memory a process has")
-
-
 def test_soak(package, tensors, stub_or_none, record_property):
     """Launches of changing kinds: each runs once and in order, and neither references nor memory grow."""
     launches = 100_000 if stub_or_none is None else 8_000
@@ -580,14 +548,13 @@ def test_soak(package, tensors, stub_or_none, record_property):
             bound()
             if i % 100 == 0:  # before the device's queue is full
                 tensors.wait()
+        gc.collect()
 
     some(launches // 10)
-    gc.collect()
-    references, memory = [sys.getrefcount(each) for each in (total, *others)], _resident()
+    references, (memory, *_) = [sys.getrefcount(each) for each in (total, *others)], measured()
     some(launches)
-    gc.collect()
     assert [sys.getrefcount(each) for each in (total, *others)] == references
-    grown = _resident() - memory
+    grown = measured()[0] - memory
     assert grown < 8 << 20, f"{grown} bytes more"
     record_property("launches", launches)
     record_property("grown_bytes", grown)
@@ -598,7 +565,7 @@ def test_soak(package, tensors, stub_or_none, record_property):
 
 # ---- compute-sanitizer -----------------------------------------------------------------------------------------------
 
-SANITIZED = "axpy or softmax or rms_norm or heat or histogram or shared_memory or threads or tuples"
+SANITIZED = "repository or shared_memory or threads or tuples"
 
 
 @gpu

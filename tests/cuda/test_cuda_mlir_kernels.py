@@ -20,38 +20,30 @@ from numba_cuda_mlir import types  # noqa: E402
 _MASK = 2**64 - 1
 
 
+_OPERATIONS = {
+    **dict.fromkeys(("mov", "cvt", "cvta"), lambda v: v[1]), "add": lambda v: v[1] + v[2], "mul": lambda v: v[1] * v[2],
+    "mad": lambda v: v[1] * v[2] + v[3], "shl": lambda v: v[1] << v[2], "setp.lt": lambda v: v[1] < v[2],
+    "selp": lambda v: v[1] if v[3] else v[2],
+}  # fmt: skip
+
+
 def reads(ptx: str, parameters: list[int], thread: tuple[int, int]) -> list[int]:
     """The addresses from which one thread, of a grid of one block, loads."""
-    special = {"%tid.x": thread[0], "%tid.y": thread[1], "%ntid.x": 8, "%ntid.y": 8, "%ctaid.x": 0, "%ctaid.y": 0}
-    registers, found = dict(special), []
-    body = ptx[ptx.index("{\n", ptx.index(".entry")) :]
+    registers = {"%tid.x": thread[0], "%tid.y": thread[1], "%ntid.x": 8, "%ntid.y": 8, "%ctaid.x": 0, "%ctaid.y": 0}
+    body, found = ptx[ptx.index("{\n", ptx.index(".entry")) :], []
     for line in re.findall(r"^\t*([a-z][\w.:]*)\s+(.*);", body, re.M):
         name, operands = line[0].split("."), re.split(r",\s*", line[1])
-        value = [registers.get(each, int(each) if re.fullmatch(r"-?\d+", each) else None) for each in operands]
+        if name[0] in ("st", "ret") or (name[-1] in ("f32", "f64", "b16") and name[:2] != ["ld", "global"]):
+            continue
         if name[:2] == ["ld", "param"]:
             result = parameters[int(re.search(r"_param_(\d+)\]", operands[1])[1])]
         elif name[:2] == ["ld", "global"]:
             base, _, offset = operands[1].strip("[]").partition("+")
             found.append((registers[base] + int(offset or 0)) & _MASK)
             result = 0
-        elif name[0] in ("st", "ret") or name[-1] in ("f32", "f64", "b16"):
-            continue
-        elif name[0] in ("mov", "cvt", "cvta"):
-            result = value[1]
-        elif name[0] == "add":
-            result = value[1] + value[2]
-        elif name[0] == "mul":
-            result = value[1] * value[2]
-        elif name[0] == "mad":
-            result = value[1] * value[2] + value[3]
-        elif name[0] == "shl":
-            result = value[1] << value[2]
-        elif name[0] == "setp" and name[1] == "lt":
-            result = value[1] < value[2]
-        elif name[0] == "selp":
-            result = value[1] if value[3] else value[2]
         else:
-            raise AssertionError(f"unknown: {line}")
+            values = [registers.get(each, int(each) if re.fullmatch(r"-?\d+", each) else None) for each in operands]
+            result = _OPERATIONS[".".join(name[: 1 + (name[0] == "setp")])](values)
         registers[operands[0]] = result
     return found
 

@@ -1,6 +1,10 @@
-"""Tensors without an exchange table, tensors that change between two launches, and producers that report nonsense."""
+"""Device arrays of the packages' own, tensors without an exchange table, and tensors that change between two launches.
 
-import array as stdlib_array
+The strides of device arrays are what the attribute says, where their ``__cuda_array_interface__`` says None, as it does of
+broadcast arrays. numba-cuda's own launch reads the attribute, and is compared byte for byte. numba-cuda-mlir's reads the
+interface, and launches its kernels with strides of memory that is not there.
+"""
+
 import gc
 import sys
 
@@ -8,12 +12,24 @@ import numpy as np
 import pytest
 from cuda_producers import CUDA, HOST, ArrayInterface, Exports, ExportsLegacy, Wrapper, both_ways
 from cuda_tensors import DeviceTensor
-from frameworks import torch
-from launches import kernel_of, numbers_of
-from made_producers import Ledger, capsule, export_versioned
+from launches import (
+    WARM,
+    Interface,
+    address,
+    device_array,
+    dispatcher_of,
+    is_refused,
+    kernel_of,
+    numbers_of,
+    what_is_launched,
+    words_of,
+)
+from made_producers import Ledger, capsule_name
 
 from fastexchange import CudaError
 from fastexchange._abi import ffi
+
+both_packages = pytest.mark.both_packages
 
 
 def launched(record, kernel, *arguments) -> list[int]:
@@ -27,25 +43,130 @@ def launched(record, kernel, *arguments) -> list[int]:
 # ---- device arrays ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["numba.cuda", "numba_cuda_mlir.cuda"])
-def test_device_arrays_of_each_package(record, kernels, module):
-    package = pytest.importorskip(module)
-    value = package.to_device(np.zeros((3, 4), np.float32))
-    for each in (value, value[::2], value[:, 1:3], value.T):
-        interface = each.__cuda_array_interface__
-        strides = interface["strides"] and [stride // 4 for stride in interface["strides"]]
-        twin = DeviceTensor(interface["shape"], strides=strides, data=interface["data"][0])
-        expected = launched(record, kernels[1], twin)
-        for _ in range(30):
-            assert launched(record, kernels[1], each) == expected
-    del value, each
-    gc.collect()
-    again = [package.to_device(np.zeros(i + 1, np.int32)) for i in range(20)]
-    for i, each in enumerate(again):
-        assert i + 1 in launched(record, kernels[1], each), "an array at the address of one that has died"
+def broadcast(package, dtype="f4"):
+    return package.to_device(np.broadcast_to(np.arange(5).astype(dtype), (4, 5)))
 
 
-# ---- __dlpack__ ------------------------------------------------------------------------------------------------------
+def bfloat16():
+    return pytest.importorskip("ml_dtypes").bfloat16
+
+
+def says(package, strides):
+    return Interface(DeviceTensor((4, 5), "f4", strides, data=address(package)))
+
+
+MADE = {
+    "broadcast": broadcast,
+    "broadcast int8": lambda package: broadcast(package, "i1"),
+    "broadcast bool": lambda package: broadcast(package, "?"),
+    "broadcast complex64": lambda package: broadcast(package, "c8"),
+    "broadcast complex128": lambda package: broadcast(package, "c16"),
+    "of one number": lambda package: package.to_device(np.broadcast_to(np.float32(1), (4, 5))),
+    "of one row": lambda package: package.to_device(np.broadcast_to(np.ones(5, "f4"), (1, 5))),
+    "in the middle": lambda package: package.to_device(np.broadcast_to(np.ones((4, 1, 5), "f4"), (4, 3, 5))),
+    "slice of a broadcast": lambda package: broadcast(package)[:, 1:3],
+    "item of a broadcast": lambda package: broadcast(package)[1],
+    "slice": lambda package: package.device_array((3, 4, 5), "f4")[1:, ::2, 1:3],
+    "transposed": lambda package: device_array(package, DeviceTensor((4, 3), "f4", (1, 4), data=address(package))),
+    "F": lambda package: package.to_device(np.asfortranarray(np.ones((3, 4), "f4"))),
+    "reversed": lambda package: package.device_array((4, 5), "f4")[::-1],
+    "reversed, 1": lambda package: package.device_array(5, "f4")[::-1],
+    "as_cuda_array": lambda package: package.as_cuda_array(says(package, (0, 1))),
+    "as_cuda_array, reversed": lambda package: package.as_cuda_array(says(package, (5, -1))),
+    "as_cuda_array of a broadcast": lambda package: package.as_cuda_array(broadcast(package)),
+    "managed": lambda package: package.managed_array((3, 4), "f4"),
+    "managed, F": lambda package: package.managed_array((3, 4), "f4", order="F"),
+    "mapped": lambda package: package.mapped_array((3, 4), "f4"),
+    "0-d": lambda package: package.to_device(np.array(3.0, "f4")),
+    "no rows": lambda package: package.device_array((0, 4), "f4"),
+    "no columns": lambda package: package.device_array((4, 0), "f4"),
+    "broadcast, no rows": lambda package: package.to_device(np.broadcast_to(np.ones(4, "f4"), (0, 4))),
+    "view": lambda package: package.device_array((3, 4), "f4").view("i2"),
+    "on a stream": lambda package: broadcast(package).bind(package.external_stream(0)),
+    "bfloat16": lambda package: package.device_array((3, 4), bfloat16()),
+    "bfloat16, on a stream": lambda package: package.device_array((3, 4), bfloat16()).bind(package.external_stream(0)),
+}
+
+
+@both_packages
+@pytest.mark.parametrize("name", MADE)
+def test_strides_are_those_of_the_array(stub, package, name):
+    array, kernel = MADE[name](package), kernel_of(package, 1)
+    for launch in range(WARM + 1):
+        kernel[1, 32](array)
+        assert numbers_of(stub.launches[-1]) == words_of(package, array), launch
+    ours = what_is_launched(stub.launches[-1])
+    if type(array).__name__ == "DeviceNDArray" and not array.stream:  # the package launches kernels with managed and mapped ones
+        kernel[1, 32].bind(array)()
+        assert what_is_launched(stub.launches[-1]) == ours
+    if package.__name__ == "numba.cuda":
+        dispatcher_of(package, 1)[1, 32](array)
+        assert what_is_launched(stub.launches[-1]) == ours
+    array_type = kernel.signatures[0][0]
+    assert array_type.ndim == array.ndim
+    if 0 in array.strides and array.size and array.size > max(array.shape):
+        assert array_type.layout == "A"
+
+
+@both_packages
+@pytest.mark.parametrize("name", ["broadcast", "in the middle", "of one number", "reversed", "0-d", "no rows"])
+def test_those_that_are_read_in_each_launch(stub, package, name):
+    """Of a class under the packages', whose interface native code asks; and those with a stream of their own."""
+    made, stream = MADE[name](package), package.stream()
+    cls = type("Array", (type(made),), {})
+    array = cls(made.shape, made.strides, made.dtype, gpu_data=made.gpu_data)
+    assert array.strides == made.strides
+    for value in (array, array.bind(stream), made.bind(stream)):
+        kernel = kernel_of(package, 1)
+        for _ in range(WARM):
+            kernel[1, 32](value)
+            assert numbers_of(stub.launches[-1]) == words_of(package, made)
+        assert kernel.counts().fast == (WARM - 1 if value is array and made.size else 0) or type(value) is cls
+        assert stub.launches[-1].stream == (int(stream.handle) if value is not array else 0)
+
+
+@both_packages
+def test_in_a_tuple_and_of_the_other_package(stub, package):
+    array, kernel = broadcast(package), kernel_of(package, 2)
+    expected = [*words_of(package, array), 2, *words_of(package, array)]
+    for _ in range(WARM):
+        kernel[1, 32]((array, 2), array)
+        assert numbers_of(stub.launches[-1]) == expected
+    pytest.importorskip("numba_cuda_mlir")
+    pytest.importorskip("numba_cuda")
+    from numba import cuda
+    from numba_cuda_mlir import cuda as other
+
+    array, kernel = broadcast(other if package is cuda else cuda), kernel_of(package, 1)
+    for _ in range(WARM):
+        kernel[1, 32](array)
+        assert numbers_of(stub.launches[-1]) == words_of(package, array)
+
+
+@both_packages
+@pytest.mark.parametrize("make", ["managed_array", "mapped_array"])
+def test_a_view_that_has_lost_its_memory_is_refused(stub, package, make):
+    """NumPy makes views of managed and mapped arrays, which do not know of the memory any more; its package may crash on them."""
+    array = getattr(package, make)((3, 4), "f4")
+    for view in (array[:, 1:3], np.broadcast_to(array, (2, 3, 4), subok=True)):
+        for _ in range(3):
+            is_refused(lambda: kernel_of(package, 1)[1, 32](view), BufferError, "argument 'a0' (position 0)", "view")  # noqa: B023
+
+
+def test_what_comes_and_goes(record, package, kernels):
+    """A type, or a device array, at the address of one that has died is looked at anew."""
+    for i in range(60):
+        made = [
+            lambda: type("Array", (ArrayInterface,), {})(record, shape=(i + 1,)),  # noqa: B023
+            lambda: type("Export", (Exports,), {})(Ledger(), array=np.zeros(i + 1, np.float32)),  # noqa: B023
+            lambda: package.to_device(np.zeros(i + 1, np.int32)),  # noqa: B023
+        ][i % 3]()
+        assert i + 1 in launched(record, kernels[1], made)
+        del made
+        gc.collect()
+
+
+# ---- __dlpack__, wrappers, and what is readonly ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cls", [Exports, ExportsLegacy])
@@ -56,14 +177,12 @@ def test_exports_are_given_back(stub, kernels, cls, device_type):
     both_ways(lambda: kernels[2][1, 32](3, (value, DeviceTensor((4,)))), 3)
     assert value.told == [1 if device_type == CUDA else None] * 23
     value.ledger.check(23)
+    assert capsule_name(value.capsule).startswith(b"used_dltensor")
     for _ in range(3):
-        with pytest.raises(BufferError):
-            kernels[2][1, 32](value, DeviceTensor((4,), device_type=1))
+        is_refused(lambda: kernels[2][1, 32](value, DeviceTensor((4,), device_type=1)), BufferError)
+        is_refused(lambda: kernels[2][1, 32](value, ArrayInterface(stub, strides=(6,))), BufferError)
         stub.fail("cuLaunchKernel", 1)
-        with pytest.raises(CudaError):
-            kernels[1][1, 32](value)
-        with pytest.raises(BufferError):
-            kernels[2][1, 32](value, ArrayInterface(stub, strides=(6,)))
+        is_refused(lambda: kernels[1][1, 32](value), CudaError)
     value.ledger.check(value.ledger.made)
     bound = kernels[1][1, 32].bind(value)
     assert value.ledger.out == 1
@@ -73,227 +192,75 @@ def test_exports_are_given_back(stub, kernels, cls, device_type):
     value.ledger.check(value.ledger.made)
 
 
+def test_wrappers(stub, kernels):
+    x = DeviceTensor((3, 4), device=1)
+    expected, count = launched(stub, kernels[1], x), sys.getrefcount(x)
+    for value in (Wrapper(x), Wrapper(Wrapper(x)), Wrapper(Wrapper(Wrapper(x)))):
+        for _ in range(20):
+            assert launched(stub, kernels[1], value) == expected and stub.launches[0].device == 1
+    with pytest.raises((TypeError, BufferError)):
+        kernels[1][1, 32](Wrapper(3))
+    del value
+    assert sys.getrefcount(x) == count and x.deleted == 0
+
+
 def readonly(array):
     array.flags.writeable = False
     return array
 
 
-WRITABLE = {
-    "an export": lambda record: Exports(Ledger()),
-    "an interface": ArrayInterface,
-    "an interface that Python reads": lambda record: ArrayInterface(record, version=2),
-}
-NOT_WRITABLE = {
-    "a readonly export": lambda record: Exports(Ledger(), array=readonly(np.zeros(4, np.float32))),
-    "a legacy export, which cannot say it": lambda record: ExportsLegacy(Ledger()),
-    "a readonly interface": lambda record: ArrayInterface(record, readonly=True),
-    "a readonly interface that Python reads": lambda record: ArrayInterface(record, readonly=True, version=2),
+MUTABLE = {
+    "an export": (lambda record: Exports(Ledger()), True),
+    "an interface": (ArrayInterface, True),
+    "an interface that Python reads": (lambda record: ArrayInterface(record, version=2), True),
+    "a readonly export": (lambda record: Exports(Ledger(), array=readonly(np.zeros(4, np.float32))), False),
+    "a legacy export, which cannot say it": (lambda record: ExportsLegacy(Ledger()), False),
+    "a readonly interface": (lambda record: ArrayInterface(record, readonly=True), False),
+    "a readonly interface that Python reads": (lambda record: ArrayInterface(record, readonly=True, version=2), False),
 }
 
 
-@pytest.mark.parametrize("name", [*WRITABLE, *NOT_WRITABLE])
+@pytest.mark.parametrize("name", MUTABLE)
 def test_what_is_readonly(record, package, name):
-    kernel, value = kernel_of(package, 1), (WRITABLE | NOT_WRITABLE)[name](record)
+    make, is_mutable = MUTABLE[name]
+    kernel, value = kernel_of(package, 1), make(record)
     for _ in range(3):
         kernel[1, 32](value)
     ((numba_type,),) = kernel.signatures
-    assert numba_type.mutable is (name in WRITABLE)
-
-
-class _Gives(Exports):
-    """Whose export is what `give` says."""
-
-    def __init__(self, ledger, give):
-        super().__init__(ledger)
-        self.give = give
-
-    def __dlpack__(self, **options):
-        return self.give(self)
-
-
-class Own(Exception):
-    pass
-
-
-def _raise(error):
-    raise error
-
-
-def _capsule(ledger, tensor, name=b"dltensor_versioned", **lies):
-    return capsule(export_versioned(ledger, tensor.array, **{**tensor.lies, **lies}), name)
-
-
-FAILING = {
-    "an error of its own": (lambda tensor: _raise(Own("no")), Own),
-    "BufferError": (lambda tensor: _raise(BufferError("no")), BufferError),
-    "TypeError": (lambda tensor: _raise(TypeError("no")), TypeError),
-    "KeyError": (lambda tensor: _raise(KeyError("no")), KeyError),
-    "a capsule that has been consumed": (lambda tensor: _capsule(Ledger(), tensor, b"used_dltensor_versioned"), BufferError),
-    "a version of the future": (lambda tensor: _capsule(tensor.ledger, tensor, version=(2, 0)), BufferError),
-    "None": (lambda tensor: None, BufferError),
-    "an int": (lambda tensor: 5, BufferError),
-    "a str": (lambda tensor: "capsule", BufferError),
-}
-
-
-class _LegacyRaises(ExportsLegacy):
-    """Exports, and then cannot be asked whether it is readonly."""
-
-    @property
-    def __cuda_array_interface__(self):
-        if self.told:
-            raise ValueError("the array interface is not to be had")
-        raise AttributeError("not yet")
-
-
-@pytest.mark.parametrize("name", FAILING)
-def test_exports_that_fail(record, kernels, name):
-    give, error = FAILING[name]
-    value = _Gives(Ledger(), give)
-    good = Exports(value.ledger)
-    for arguments in ((value, 1), (good, value), (value, good)):
-        with pytest.raises(error) as caught:
-            kernels[2][1, 32](*arguments)
-        said = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-        assert "two(): argument" in said or sys.version_info < (3, 11)
-        del caught
-    value.ledger.check(value.ledger.made)
-    assert not record.launches
-
-
-def test_a_legacy_export_whose_interface_raises(record, kernels):
-    value = _LegacyRaises(Ledger())
-    with pytest.raises(ValueError, match="array interface is not to be had"):
-        kernels[1][1, 32](value)
-    assert not record.launches
-    assert value.ledger.made == 0 or value.ledger.out <= 1  # the capsule stayed the producer's: made without a destructor
-
-
-@pytest.mark.parametrize("lies", [
-    {"ndim": -1}, {"ndim": 65}, {"shape": None}, {"shape": (-3,)}, {"shape": (2**62,)}, {"shape": (3,), "strides": (2**61,)},
-    {"lanes": 2}, {"lanes": 0}, {"bits": 7}, {"bits": 0}, {"code": 99}, {"code": 5, "bits": 255}, {"data": 0},
-    {"byte_offset": 2**63}, {"byte_offset": 2**64 - 1}, {"byte_offset": 3}, {"device_type": 99}, {"device_id": -1},
-    {"device_id": 2**31 - 1},
-], ids=str)  # fmt: skip
-def test_nonsense_is_refused(record, kernels, lies):
-    """By __dlpack__, and by an exchange table, in the general way and where a fast entry is."""
-    exports = Exports(Ledger(), **lies)
-    with pytest.raises(BufferError):
-        kernels[1][1, 32](exports)
-    exports.ledger.check(exports.ledger.made)
-    x = DeviceTensor((4,))
-    both_ways(lambda: kernels[1][1, 32](x))
-    bad = DeviceTensor((4,))
-    ledger = Ledger()
-    lied = export_versioned(ledger, np.zeros(4, np.float32), **{"device_type": 2, **lies})
-    bad._managed.dl_tensor = lied.dl_tensor
-    record.clear()
-    for arguments in ((bad,), ((bad, 1),), ((x, bad),)):
-        for _ in range(2):
-            with pytest.raises(BufferError):
-                kernels[1][1, 32](*arguments)
-    with pytest.raises(BufferError):
-        kernels[1][1, 32].bind(bad)
-    assert not record.launches
-
-
-# ---- wrappers, buffers, tensors of PyTorch ---------------------------------------------------------------------------
-
-
-def test_wrappers(stub, kernels):
-    x = DeviceTensor((3, 4), device=1)
-    expected = launched(stub, kernels[1], x)
-    for value in (Wrapper(x), Wrapper(Wrapper(x)), Wrapper(Wrapper(Wrapper(x)))):
-        for _ in range(20):
-            assert launched(stub, kernels[1], value) == expected
-            assert stub.launches[0].device == 1
-    with pytest.raises(BufferError, match="kDLCPU"):
-        kernels[1][1, 32](Wrapper(DeviceTensor((4,), device_type=1)))
-    with pytest.raises((TypeError, BufferError)):
-        kernels[1][1, 32](Wrapper(3))
-    count = sys.getrefcount(x)
-    both_ways(lambda: kernels[1][1, 32](Wrapper(x)), 20)
-    assert sys.getrefcount(x) == count and x.deleted == 0
-
-
-@pytest.mark.parametrize("make", [lambda: stdlib_array.array("f", [1, 2]), lambda: memoryview(bytearray(8)), lambda: b"12"])
-def test_buffers_are_memory_of_the_host(record, kernels, make):
-    """The packages take none either."""
-    with pytest.raises(BufferError, match="kDLCPU"):
-        kernels[1][1, 32](make())
-    assert not record.launches
-
-
-@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
-@pytest.mark.parametrize("make", [
-    lambda: torch.ones(3), lambda: torch.ones(3, requires_grad=True), lambda: torch.nn.Parameter(torch.ones(3)),
-    lambda: torch.ones(3, device="meta"), lambda: torch.ones(3, dtype=torch.complex64).conj(), lambda: torch.ones(3).to_sparse(),
-    lambda: torch.ones(3, dtype=torch.complex64).conj().imag, lambda: torch.ones(3, device="meta", requires_grad=True),
-])  # fmt: skip
-def test_tensors_of_pytorch_that_are_no_memory_of_a_device(record, kernels, make):
-    value, host = make(), np.ones(3, np.float32)
-    for arguments in ((value, 1), (1, (value, 2)), (host, value), (value, host), (DeviceTensor((4,)), value)):
-        for _ in range(2):
-            with pytest.raises(BufferError):
-                kernels[2][1, 32](*arguments)
-    assert not record.launches
+    assert numba_type.mutable is is_mutable
 
 
 # ---- what changes between two launches -------------------------------------------------------------------------------
+
+EXTENTS, STEPS = ffi.new("int64_t[]", [2, 8]), ffi.new("int64_t[]", [1, 4])
+# where, what stands there, and the tensor that it is then; None: it is refused
+CHANGES = [
+    ("shape", EXTENTS, {"shape": (2, 8)}), ("strides", STEPS, {"strides": (1, 4)}), ("dtype.bits", 64, {"dtype": "float64"}),
+    ("dtype.code", 0, {"dtype": "int32"}), ("ndim", 1, {"shape": (4,)}), ("ndim", 0, {"shape": ()}),
+    ("device.device_id", 1, {"device": 1}), ("device.device_type", 13, {}), ("byte_offset", 64, {"offset": 64}),
+    ("data", ffi.NULL, None), ("byte_offset", 2, None), ("device.device_type", 1, None), ("dtype.lanes", 2, None),
+    ("shape", ffi.NULL, None),
+]  # fmt: skip
 
 
 def test_a_tensor_that_changes(stub, kernels):
     """Each launch has what the tensor is then, or is refused; after both, the fast entry is still right."""
     x = DeviceTensor((4, 4))
-    tensor = x._managed.dl_tensor
     both_ways(lambda: kernels[1][2, 32](x))
-    original = ffi.new("DLTensor *", tensor)
-    expected = launched(stub, kernels[1], x)
-    other = ffi.new("int64_t[]", [2, 8])
-    steps = ffi.new("int64_t[]", [1, 4])
-
-    def twin(**options):
-        return launched(stub, kernels[1], DeviceTensor(**{"shape": (4, 4), "data": x.data, **options}))
-
-    changes = [
-        (lambda: setattr(tensor, "shape", other), {"shape": (2, 8)}),
-        (lambda: setattr(tensor, "strides", steps), {"strides": (1, 4)}),
-        (lambda: setattr(tensor.dtype, "bits", 64), {"dtype": "float64"}),
-        (lambda: setattr(tensor.dtype, "code", 0), {"dtype": "int32"}),
-        (lambda: setattr(tensor, "ndim", 1), {"shape": (4,)}),
-        (lambda: setattr(tensor, "ndim", 0), {"shape": ()}),
-        (lambda: setattr(tensor.device, "device_id", 1), {"device": 1}),
-        (lambda: setattr(tensor.device, "device_type", 13), {}),
-        (lambda: setattr(tensor, "byte_offset", 64), {"data": x.data + 64}),
-        (lambda: setattr(tensor, "data", ffi.NULL), None),
-        (lambda: setattr(tensor, "byte_offset", 2), None),
-        (lambda: setattr(tensor.device, "device_type", 1), None),
-        (lambda: setattr(tensor.dtype, "lanes", 2), None),
-        (lambda: setattr(tensor, "shape", ffi.NULL), None),
-    ]
-    for change, options in changes:
-        change()
+    original, expected = ffi.new("DLTensor *", x._managed.dl_tensor), launched(stub, kernels[1], x)
+    for where, value, options in CHANGES:
+        part, _, field = where.rpartition(".")
+        tensor = x._managed.dl_tensor
+        setattr(getattr(tensor, part) if part else tensor, field, value)
         if options is None:
             for _ in range(2):
-                with pytest.raises(BufferError):
-                    kernels[1][2, 32](x)
+                is_refused(lambda: kernels[1][2, 32](x), BufferError)
         else:
-            wanted = twin(**options)
+            twin = {"shape": (4, 4), "data": x.data + options.get("offset", 0), **options}
+            wanted = launched(stub, kernels[1], DeviceTensor(**{k: v for k, v in twin.items() if k != "offset"}))
             device = stub.launches[0].device
             for _ in range(20):
                 assert launched(stub, kernels[1], x) == wanted and stub.launches[0].device == device
         x._managed.dl_tensor = original[0]
         for _ in range(20):
             assert launched(stub, kernels[1], x) == expected
-
-
-def test_types_that_come_and_go(record, kernels):
-    """A type at the address of one that has died is looked at anew."""
-    for i in range(60):
-        if i % 2:
-            made = type("Array", (ArrayInterface,), {})(record, shape=(i + 1,))
-        else:
-            made = type("Export", (Exports,), {})(Ledger(), array=np.zeros(i + 1, np.float32))
-        assert i + 1 in launched(record, kernels[1], made)
-        del made
-        gc.collect()

@@ -1,4 +1,4 @@
-"""Streams: on which one a launch is, what orders it among those of several producers, and which calls a launch makes."""
+"""Streams that are given, producers that cannot tell theirs, and which calls a launch makes. Where it goes: test_cuda_places."""
 
 import ctypes
 import gc
@@ -9,54 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_producers import FAILURES, ArrayInterface, Exports, FailingTensor, Wrapper, both_ways, new_stream, traced
+from cuda_producers import FAILURES, FailingTensor, both_ways, new_stream, traced
 from cuda_tensors import DeviceTensor, OtherTensor
-from made_producers import Ledger
 from stub_processes import run_package
 
 from fastexchange import fast_args
 from fastexchange.cuda.driver import driver
-
-
-@pytest.fixture(scope="module")
-def streams(kernels):
-    """Handles of streams of device 0."""
-    kernels[1][1, 32](DeviceTensor((4,)))
-    return [new_stream() for _ in range(4)]
-
-
-# ---- which stream ----------------------------------------------------------------------------------------------------
-
-
-def test_the_producer_is_asked_in_each_launch(record, kernels, streams):
-    launch, x = kernels[1][1, 32], DeviceTensor((4,))
-    for i in range(60):
-        DeviceTensor.streams[0] = streams[i % 4]
-        launch(x)
-    assert [each.stream for each in record.launches] == streams * 15
-    assert kernels[1].counts().fast >= 60
-
-
-def test_the_producer_is_asked_for_the_device_of_the_tensors(stub, kernels, streams):
-    DeviceTensor.streams[0], DeviceTensor.streams[1] = streams[0], new_stream(1)
-    launch = kernels[1][1, 32]
-    for device in (0, 1, 0, 1, 1):
-        launch(DeviceTensor((4,), device=device))
-        assert (stub.launches[-1].device, stub.launches[-1].stream) == (device, DeviceTensor.streams[device])
-
-
-def test_a_bound_launch_asks_the_producer_too(record, kernels, streams):
-    bound = kernels[1][1, 32].bind(DeviceTensor((4,)))
-    for stream in streams:
-        DeviceTensor.streams[0] = stream
-        bound()
-    assert [each.stream for each in record.launches] == streams
-
-
-def test_scalars_alone_are_launched_on_the_default_stream(record, kernels):
-    kernels[1][1, 32](3)
-    kernels[0][1, 32]()
-    assert [each.stream for each in record.launches] == [0, 0]
 
 
 class _Says:
@@ -106,28 +64,26 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_stream_that_is_given_wins(stub, kernels, streams, kind):
-    DeviceTensor.streams[0] = OtherTensor.streams[0] = streams[0]
-    stream = kind(streams[1])
+def test_a_stream_that_is_given_wins(stub, kernels, kind):
+    handle = new_stream()
+    DeviceTensor.streams[0] = OtherTensor.streams[0] = new_stream()
+    stream = kind(handle)
     kernels[1][1, 32, stream](DeviceTensor((4,)))
     both_ways(lambda: kernels[2][1, 32, stream](DeviceTensor((4,)), OtherTensor((4,))))
     kernels[1].forall(5, 0, stream)(DeviceTensor((4,)))
     kernels[1][1, 32, stream](7)
     kernels[1][1, 32, stream].bind(DeviceTensor((4,)))()
-    assert {each.stream for each in stub.launches} == {streams[1]}
-    assert {each.api for each in stub.log} == {"cuLaunchKernel"}
+    assert {(each.api, each.stream) for each in stub.log} == {("cuLaunchKernel", handle)}
 
 
 @pytest.mark.both_packages
 @pytest.mark.parametrize("handle", [0, 1, 2])
-def test_default_streams_can_be_given(record, kernels, streams, package, handle):
-    DeviceTensor.streams[0] = streams[0]
+def test_default_streams_can_be_given(record, kernels, package, handle):
+    DeviceTensor.streams[0] = new_stream()
     made = [package.default_stream, package.legacy_default_stream, package.per_thread_default_stream][handle]()
-    for stream in (handle, made, _torch(handle), _method(handle)):
+    for stream in (handle, made, _torch(handle), _method(handle), ctypes.c_void_p(handle)):
         kernels[1][1, 32, stream](DeviceTensor((4,)))
         assert record.launches[-1].stream == handle
-    kernels[1][1, 32, ctypes.c_void_p(None)](DeviceTensor((4,)))
-    assert record.launches[-1].stream == 0
 
 
 _PER_THREAD = """
@@ -178,26 +134,18 @@ def test_where_each_thread_has_a_default_stream_of_its_own(package):
 
 
 BAD = [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _method(-1), _torch("x"), _torch(1.0)]
+NO_PROTOCOL = [((1, 0), "version 1, only version 0"), (3, r"is .*, not \(0, handle\)"), ((0, 1, 2), r"is .*, not \(0, handle\)")]
 
 
-@pytest.mark.parametrize("stream", BAD, ids=lambda stream: type(stream).__name__)
-def test_what_is_no_stream_is_refused(record, kernels, stream):
-    with pytest.raises((TypeError, ValueError), match=r"one\[\.\.\.\]: .*(stream|handle)"):
+@pytest.mark.parametrize("stream, message", [(stream, "(stream|handle)") for stream in BAD]
+                         + [(_Says(said), message) for said, message in NO_PROTOCOL])  # fmt: skip
+def test_what_is_no_stream_is_refused(kernels, stream, message):
+    with pytest.raises((TypeError, ValueError), match=rf"one\[\.\.\.\]: .*{message}"):
         kernels[1][2, 32, stream]
-    assert not record.launches
-
-
-@pytest.mark.parametrize("said, message", [
-    ((1, 0), "version 1, only version 0"), (3, r"is .*, not \(0, handle\)"), ((0, 1, 2), r"is .*, not \(0, handle\)"),
-], ids=str)  # fmt: skip
-def test_a_protocol_that_is_not_kept_is_refused(kernels, said, message):
-    with pytest.raises(TypeError, match=message):
-        kernels[1][1, 32, _Says(said)]
 
 
 def test_a_stream_lives_as_long_as_its_launcher(package):
-    kernel = fast_args(package.jit(lambda: None))
-    stream = _method(2)
+    kernel, stream = fast_args(package.jit(lambda: None)), _method(2)
     alive = weakref.ref(stream)
     launcher = kernel[1, 32, stream]
     del stream
@@ -210,19 +158,18 @@ def test_a_stream_lives_as_long_as_its_launcher(package):
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_a_producer_that_cannot_tell_its_stream(record, kernels, failure):
-    x = FailingTensor((4,))
+    x, kind = FailingTensor((4,)), BufferError if failure == FAILURES["mute"] else MemoryError
     both_ways(lambda: kernels[1][1, 32](x))
     bound = kernels[1][1, 32].bind(x)
     record.clear()
     FailingTensor.streams[0] = failure
     for launch in (lambda: kernels[1][1, 32](x), bound, lambda: kernels[2][1, 32](1, x), lambda: kernels[1].forall(3)(x)):
-        with pytest.raises((MemoryError, BufferError)) as caught:
+        with pytest.raises(kind) as caught:
             launch()
-        assert type(caught.value) is (BufferError if failure == FAILURES["mute"] else MemoryError)
         said = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
         if launch is not bound:  # a MemoryError is more than a message: it has a note, which Python 3.10 knows nothing of
-            has_note = sys.version_info >= (3, 11)
-            assert ("the stream on which the tensors' producer works" in said) == (failure == FAILURES["mute"] or has_note)
+            is_said = kind is BufferError or sys.version_info >= (3, 11)
+            assert ("the stream on which the tensors' producer works" in said) == is_said
     kernels[1][1, 32, 2](x)
     assert [each.stream for each in record.launches] == [2]
     FailingTensor.streams[0] = 0
@@ -231,138 +178,22 @@ def test_a_producer_that_cannot_tell_its_stream(record, kernels, failure):
     assert len(record.launches) == 3
 
 
-# ---- order -----------------------------------------------------------------------------------------------------------
-
-
-def _ordered(own: int, others: list[int]) -> list[tuple[str, int]]:
-    """The log of a launch on stream `own` that is ordered before and after the work on the others."""
-    before = [entry for other in others for entry in (("cuEventRecord", other), ("cuStreamWaitEvent", own))]
-    after = [entry for other in others for entry in (("cuEventRecord", own), ("cuStreamWaitEvent", other))]
-    return [*before, ("cuLaunchKernel", own), *after]
-
-
-def _is_ordered(record, own: int, others: list[int]) -> None:
-    assert [(each.api, each.stream) for each in record.log] == _ordered(own, others)
-    events = [each.event for each in record.log if each.event]
-    assert events[::2] == events[1::2], "each wait is for the event recorded just before"
-
-
-def test_producers_on_different_streams_are_ordered_by_events(stub, kernels, streams):
-    DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
-    x, y = DeviceTensor((4,)), OtherTensor((4,))
-    for _ in range(40):
-        stub.clear()
-        kernels[2][1, 32](x, y)
-        _is_ordered(stub, streams[0], [streams[1]])
-    with traced(stub) as calls:
-        kernels[2][1, 32](y, x)
-    _is_ordered(stub, streams[1], [streams[0]])
-    assert calls.count("cuEventCreate") == calls.count("cuEventDestroy") == 2
-    OtherTensor.streams[0] = streams[0]
-    stub.clear()
-    kernels[2][1, 32](x, y)
-    kernels[2][1, 32, streams[2]](x, y)
-    assert [(each.api, each.stream) for each in stub.log] == [("cuLaunchKernel", streams[0]), ("cuLaunchKernel", streams[2])]
-
-
-def test_three_producers(stub, kernels, streams):
-    DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
-    x, y, z = DeviceTensor((4,)), OtherTensor((4,)), ArrayInterface(stub, stream=streams[2])
-    for arguments, order in (((x, y, z), (0, 1, 2)), ((z, x, y), (2, 0, 1)), ((y, z, x), (1, 2, 0))):
-        stub.clear()
-        kernels[3][1, 32](*arguments)
-        own, *others = (streams[i] for i in order)
-        _is_ordered(stub, own, others)
-    stub.clear()
-    kernels[1][1, 32]((x, y, z))
-    _is_ordered(stub, streams[0], streams[1:3])
-
-
-def test_an_array_interface_is_waited_for_by_a_given_stream_too(stub, kernels, streams):
-    DeviceTensor.streams[0] = streams[0]
-    arguments = DeviceTensor((4,)), ArrayInterface(stub, stream=streams[1]), ArrayInterface(stub, stream=streams[1])
-    kernels[3][1, 32, streams[2]](*arguments)
-    _is_ordered(stub, streams[2], [streams[1]])
-    stub.clear()
-    kernels[3][1, 32, streams[1]](*arguments)
-    _is_ordered(stub, streams[1], [])
-    stub.clear()
-    DeviceTensor.streams[0] = 0
-    kernels[2][1, 32](DeviceTensor((4,)), ArrayInterface(stub, stream=1))  # two names of the default stream are one
-    _is_ordered(stub, 0, [])
-
-
-def test_dlpack_is_told_the_stream_of_the_launch(record, kernels, streams):
-    exports = Exports(Ledger())
-    DeviceTensor.streams[0] = streams[0]
-    kernels[1][1, 32](exports)
-    kernels[2][1, 32](exports, DeviceTensor((4,)))
-    kernels[1][1, 32, streams[1]](exports)
-    kernels[1][1, 32, 2](exports)
-    kernels[2][1, 32](exports, ArrayInterface(record, stream=streams[2]))
-    assert exports.told == [1, streams[0], streams[1], 2, streams[2]]
-    assert [each.stream for each in record.launches] == [0, streams[0], streams[1], 2, streams[2]]
-    exports.ledger.check(5)
-
-
-def test_a_wrapper_is_on_the_stream_of_what_it_leads_to(stub, kernels, streams):
-    DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
-    kernels[1][1, 32](Wrapper(DeviceTensor((4,))))
-    kernels[1][1, 32]((3, Wrapper(Wrapper(DeviceTensor((4,))))))
-    assert [each.stream for each in stub.launches] == [streams[0]] * 2
-    stub.clear()
-    kernels[2][1, 32](Wrapper(DeviceTensor((4,))), OtherTensor((4,)))
-    _is_ordered(stub, streams[0], [streams[1]])
-
-
-class _First(DeviceTensor):
-    """A tensor that the packages themselves understand, too."""
-
-    @property
-    def __cuda_array_interface__(self):
-        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.data, False), "version": 3}
-
-
-class _Second(OtherTensor):
-    __cuda_array_interface__ = _First.__cuda_array_interface__
-
-
-@pytest.mark.both_packages
-def test_a_launch_of_the_packages_own_is_ordered_too(stub, kernels, streams, package):
-    dates = package.to_device(np.zeros(4, "M8[s]"))
-    DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
-    x, y = (cls((4,), data=stub.allocate(16)) for cls in (_First, _Second))
-    kernels[2][1, 32](dates, x)
-    assert [each.stream for each in stub.launches] == [streams[0]]
-    kernels[2][1, 32, streams[3]](dates, x)
-    assert [each.stream for each in stub.launches] == [streams[0], streams[3]]
-    for arguments, others in (((dates, x, y), 2), ((dates, y, ArrayInterface(stub, stream=streams[2])), 3)):
-        stub.clear()
-        kernels[3][1, 32](*arguments)
-        own, other = (streams[0], streams[1]) if others == 2 else (streams[1], streams[2])
-        assert [each.stream for each in stub.launches] == [own]
-        done = iter([("launch" if each.launch >= 0 else each.api, each.stream) for each in stub.log])
-        for api, stream in _ordered(own, [other]):  # the package adds events of its own
-            assert ("launch" if "Launch" in api else api, stream) in done
-
-
 # ---- capture, and the calls of a launch ------------------------------------------------------------------------------
 
 
-def test_a_launch_on_a_capturing_stream_is_captured(stub, kernels, streams):
-    bindings = driver().bindings
-    DeviceTensor.streams[0] = streams[0]
-    x = DeviceTensor((4,))
+def test_a_launch_on_a_capturing_stream_is_captured(stub, kernels):
+    bindings, stream, x = driver().bindings, new_stream(), DeviceTensor((4,))
+    DeviceTensor.streams[0] = stream
     both_ways(lambda: kernels[1][1, 32](x))
     bound = kernels[1][1, 32].bind(x)
     with driver().on(0):
-        driver().call("cuStreamBeginCapture", bindings.CUstream(streams[0]), bindings.CUstreamCaptureMode(0))
+        driver().call("cuStreamBeginCapture", bindings.CUstream(stream), bindings.CUstreamCaptureMode(0))
         with traced(stub) as calls:
             kernels[1][1, 32](x)
             kernels[1].forall(100)(x)
             bound()
         launches = stub.launches
-        driver().call("cuStreamEndCapture", bindings.CUstream(streams[0]))
+        driver().call("cuStreamEndCapture", bindings.CUstream(stream))
     assert len(launches) == 3 and all(each.graph for each in launches) and len({each.graph for each in launches}) == 1
     assert set(calls) <= {"cuCtxGetCurrent", "cuLaunchKernel", "cuOccupancyMaxPotentialBlockSize", "cuFuncGetAttribute",
                           "cuCtxPushCurrent", "cuCtxPopCurrent"}  # fmt: skip
@@ -394,25 +225,3 @@ def test_a_launch_makes_no_call_but_those_that_it_needs(stub, kernels, name, dev
     needed = ["cuCtxGetCurrent", "cuLaunchKernel"]
     pushed = ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernel", "cuCtxPopCurrent"]
     assert calls == (needed if device == 0 or name == "a number" else pushed) + needed
-
-
-def test_the_stream_of_a_pinned_array_is_ordered(stub, package, kernels):
-    """Its memory is everywhere, but who fills it does so on a stream."""
-    pinned, stream = package.pinned_array(4, np.float32), package.stream()
-
-    class Pinned:
-        @property
-        def __cuda_array_interface__(self):
-            data, handle = (pinned.ctypes.data, False), int(stream.handle)
-            return {"typestr": "<f4", "shape": (4,), "strides": None, "data": data, "version": 3, "stream": handle}
-
-    x = DeviceTensor((4,))
-    for launch, own in ((lambda: kernels[2][1, 32](x, Pinned()), 0), (lambda: kernels[2][1, 32, 2](x, Pinned()), 2)):
-        stub.clear()
-        launch()
-        waited = [(entry.api, entry.stream) for entry in stub.log]
-        assert ("cuEventRecord", int(stream.handle)) in waited and ("cuStreamWaitEvent", int(stream.handle)) in waited
-        assert stub.launches[-1].stream == own
-    stub.clear()
-    kernels[1][1, 32](Pinned())
-    assert stub.launches[-1].stream == int(stream.handle)

@@ -12,6 +12,7 @@ The packages keep the driver for the life of the process, so tests run their cod
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import os
@@ -21,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 import cffi
 
@@ -34,46 +34,6 @@ class StubRefused(RuntimeError):
     """The stub is not loaded: a real driver is there, or a package has looked for one already."""
 
 
-class Launch(NamedTuple):
-    """One launch of a kernel as the driver got it."""
-
-    api: str
-    function: int  # the handle given: a CUfunction or a CUkernel
-    name: str
-    context: int
-    device: int
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    cluster: tuple[int, int, int]  # zeros: none given
-    shared: int
-    stream: int
-    cooperative: bool
-    graph: int  # of the capture that took it; 0: not captured
-    offsets: tuple[int, ...]
-    parameters: tuple[bytes, ...]
-    packed: bytes  # all parameters at their offsets, the holes zero
-    thread: int
-
-
-class Entry(NamedTuple):
-    """One line of the log: work given to a stream, or a wait."""
-
-    api: str
-    context: int
-    stream: int
-    event: int
-    destination: int
-    source: int
-    size: int
-    launch: int  # index in `Stub.launches`; -1: no launch
-    graph: int
-    thread: int
-
-
-def _number(pointer) -> int:
-    return int(_ffi().cast("uintptr_t", pointer))
-
-
 @functools.cache
 def _ffi() -> cffi.FFI:
     ffi = cffi.FFI()
@@ -81,21 +41,34 @@ def _ffi() -> cffi.FFI:
     return ffi
 
 
-def _triple(values) -> tuple[int, int, int]:
-    return values[0], values[1], values[2]
+_SAID = ("api", "function", "name", "context", "device", "grid", "block", "cluster", "shared", "stream", "cooperative",
+         "graph", "thread")  # fmt: skip
+Launch = collections.namedtuple("Launch", [*_SAID, "offsets", "parameters", "packed"])
+"""A launch as the driver got it: ``stub_launch``; `packed`: all parameters at their offsets, the holes zero."""
+Entry = collections.namedtuple("Entry", [name for name, _ in _ffi().typeof("stub_entry").fields])
+"""One line of the log, work given to a stream or a wait: ``stub_entry``."""
+
+
+def _plain(value):
+    """A field of C: a text, a tuple or a number."""
+    if not isinstance(value, cffi.FFI.CData):
+        return value
+    kind = _ffi().typeof(value)
+    if kind.kind == "array":
+        return tuple(value)
+    return _ffi().string(value).decode() if kind.item.cname == "char" else int(_ffi().cast("uintptr_t", value))
 
 
 def _launch(record) -> Launch:
-    ffi = _ffi()
-    packed = ffi.buffer(record.bytes, record.size)[:]
+    packed = _ffi().buffer(record.bytes, record.size)[:]
     spans = [(record.parameters[i].offset, record.parameters[i].size) for i in range(record.parameter_count)]
-    return Launch(
-        ffi.string(record.api).decode(), _number(record.function), ffi.string(record.name).decode(),
-        _number(record.context), record.device, _triple(record.grid), _triple(record.block), _triple(record.cluster),
-        record.shared, _number(record.stream), bool(record.cooperative), _number(record.graph),
-        tuple(offset for offset, _ in spans), tuple(packed[offset : offset + size] for offset, size in spans), packed,
-        record.thread,
-    )
+    parameters = tuple(packed[offset : offset + size] for offset, size in spans)
+    said = [_plain(getattr(record, name)) for name in _SAID]
+    return Launch(*said, tuple(offset for offset, _ in spans), parameters, packed)
+
+
+def _entry(record) -> Entry:
+    return Entry(*[_plain(getattr(record, name)) for name in Entry._fields])
 
 
 class Stub:
@@ -108,6 +81,8 @@ class Stub:
         self._hook = None
         self._launches: list[Launch] = []
 
+    # ---- what it recorded
+
     @property
     def launches(self) -> list[Launch]:
         """The launches since the start or `clear`."""
@@ -118,29 +93,16 @@ class Stub:
     @property
     def log(self) -> list[Entry]:
         """Launches, copies, fills, records, waits and synchronisations, in the order of the calls that succeeded."""
-        entries = [self._lib.stub_entry_at(i) for i in range(self._lib.stub_entry_count())]
-        return [
-            Entry(
-                _ffi().string(e.api).decode(), _number(e.context), _number(e.stream), _number(e.event), e.destination,
-                e.source, e.size, e.launch, _number(e.graph), e.thread,
-            )
-            for e in entries
-        ]
+        return [_entry(self._lib.stub_entry_at(i)) for i in range(self._lib.stub_entry_count())]
 
     @property
     def trace(self) -> list[str]:
         """The names of all functions called while `set_trace` was on, without their versions."""
-        names = [_ffi().string(self._lib.stub_trace_at(i)).decode() for i in range(self._lib.stub_trace_count())]
+        names = [_plain(self._lib.stub_trace_at(i)) for i in range(self._lib.stub_trace_count())]
         return [re.sub(r"_v\d+$", "", name) for name in names]
 
     @property
-    def missing(self) -> list[str]:
-        """The functions that were asked for and that the stub does not have."""
-        return [_ffi().string(self._lib.stub_missing_at(i)).decode() for i in range(self._lib.stub_missing_count())]
-
-    @property
     def fast_count(self) -> int:
-        """The launches counted by `set_fast`."""
         return self._lib.stub_fast_count()
 
     def clear(self) -> None:
@@ -148,12 +110,13 @@ class Stub:
         self._lib.stub_clear()
         self._launches = []
 
+    # ---- how it behaves
+
     def fail(self, name: str, code: int, after: int = 0, sticky: bool = False) -> None:
         """Let the (after + 1)-th call of function `name` from now return `code`; sticky: and every call after it."""
         self._lib.stub_fail(name.encode(), code, after, sticky)
 
     def reset(self) -> None:
-        """Take back every `fail`."""
         self._lib.stub_reset()
 
     def set_fast(self, on: bool, threads: bool = False) -> None:
@@ -181,38 +144,35 @@ class Stub:
     def set_hook(self, function) -> None:
         """Call `function(launch)` at each launch, after it is recorded; None: no more."""
         ffi = _ffi()
-        hook = ffi.NULL if function is None else ffi.callback(
-            "void(const stub_launch *)", lambda record: function(_launch(record)))
+        hook = ffi.NULL
+        if function is not None:
+            hook = ffi.callback("void(const stub_launch *)", lambda record: function(_launch(record)))
         self._lib.stub_set_hook(hook)
         self._hook = hook
 
+    # ---- memory, contexts, addresses
+
     def allocate(self, size: int, device: int = 0) -> int:
-        """Return the address of new memory of `device`, in its primary context; the driver must be initialised."""
+        """The address of new memory of `device`, in its primary context; the driver must be initialised."""
         pointer = self._lib.stub_allocate(device, size)
         if not pointer:
             raise MemoryError(f"{size} bytes on device {device}")
         return pointer
 
     def free(self, pointer: int) -> None:
-        """Free what `allocate` or the driver allocated."""
         if not self._lib.stub_free(pointer):
             raise ValueError(f"no allocation begins at {pointer:#x}")
 
     def allocations(self, device: int = 0) -> int:
-        """Return the number of live allocations of `device`."""
         return self._lib.stub_allocation_count(device)
 
     def current_context(self) -> int:
-        """Return the context current to the calling thread; 0: none."""
-        return _number(self._lib.stub_current_context())
+        """The context current to the calling thread; 0: none."""
+        return _plain(self._lib.stub_current_context())
 
     def primary_context(self, device: int = 0) -> int:
-        """Return the primary context of `device`, retained or not."""
-        return _number(self._lib.stub_primary_context(device))
-
-    def address(self, name: str) -> int:
-        """Return the address of a function of the stub: ``cuLaunchKernel``, ``cuMemAlloc_v2``."""
-        return ctypes.cast(getattr(self._global, name), ctypes.c_void_p).value
+        """The primary context of `device`, retained or not."""
+        return _plain(self._lib.stub_primary_context(device))
 
 
 _loaded: Stub | None = None

@@ -1,0 +1,331 @@
+"""Where a launch goes: to which device and stream, in whose context, and what orders it among several producers."""
+
+import functools
+
+import numpy as np
+import pytest
+from cuda_producers import HOST, MANAGED, ArrayInterface, Exports, Wrapper, both_ways, new_stream, traced
+from cuda_tensors import DeviceTensor, OtherTensor
+from launches import in_threads
+from made_producers import Ledger
+from stub_processes import run_package
+
+from fastexchange.cuda.driver import driver
+
+
+class World:
+    """Two frameworks that work on streams of their own, arrays and exports; `streams` by their names and device."""
+
+    def __init__(self, stub, package):
+        self.stub, self.ledger = stub, Ledger()
+        self.pinned = package.pinned_array(4, np.float32)
+        self.streams = {
+            (name, device): new_stream(device)
+            for name, device in [("mine", 0), ("mine", 1), ("mine", 2), ("other's", 0), ("array's", 0), ("given", 0)]
+        } | {("default", device): 0 for device in range(3)}  # fmt: skip
+        for device in range(3):
+            DeviceTensor.streams[device] = self.streams["mine", device]
+        OtherTensor.streams[0] = self.streams["other's", 0]
+
+    def mine(self, device=0, cls=DeviceTensor, **options):
+        return cls((4,), device=device, **options)
+
+    def other(self):
+        return self.mine(cls=OtherTensor)
+
+    def array(self, stream="array's", device=0, **said):
+        return ArrayInterface(self.stub, device=device, stream=stream and self.streams[stream, device], **said)
+
+    def exports(self):
+        return Exports(self.ledger)
+
+
+@pytest.fixture
+def world(stub, package):
+    return World(stub, package)
+
+
+CURRENT = "the thread's"
+# the arguments; the stream that is given; the device and the stream of the launch, and those that events order it with
+WHERE = {
+    "a tensor": (lambda w: [w.mine()], None, 0, "mine", []),
+    "a tensor of another device": (lambda w: [w.mine(2)], None, 2, "mine", []),
+    "a tensor in tuples": (lambda w: [(3, (w.mine(1), 1))], None, 1, "mine", []),
+    "a wrapper": (lambda w: [Wrapper(w.mine(1))], None, 1, "mine", []),
+    "wrappers of wrappers": (lambda w: [(3, Wrapper(Wrapper(w.mine()))), w.other()], None, 0, "mine", ["other's"]),
+    "nothing": (lambda w: [], None, CURRENT, "default", []),
+    "numbers": (lambda w: [2.5, np.int16(3)], None, CURRENT, "default", []),
+    "pinned memory, whose number means nothing": (lambda w: [w.mine(63, device_type=HOST)], None, CURRENT, "mine", []),
+    "managed memory": (lambda w: [w.mine(2, device_type=MANAGED)], None, 2, "mine", []),
+    "pinned and managed memory beside a tensor": (
+        lambda w: [w.mine(-1, device_type=HOST), w.mine(2), w.mine(1, device_type=MANAGED)], None, 2, "mine", []),
+    "and before it": (lambda w: [w.mine(1, device_type=MANAGED), w.mine(2)], None, 2, "mine", []),
+    "managed memory of another device beside another producer": (
+        lambda w: [w.mine(1, device_type=MANAGED), w.other()], None, 0, "mine", ["other's"]),
+    "and after it": (lambda w: [w.other(), w.mine(1, device_type=MANAGED)], None, 0, "other's", ["mine"]),
+    "two producers": (lambda w: [w.mine(), w.other()], None, 0, "mine", ["other's"]),
+    "two producers, swapped": (lambda w: [w.other(), w.mine()], None, 0, "other's", ["mine"]),
+    "three": (lambda w: [w.mine(), w.other(), w.array()], None, 0, "mine", ["other's", "array's"]),
+    "three, the array first": (lambda w: [w.array(), w.mine(), w.other()], None, 0, "array's", ["mine", "other's"]),
+    "three in a tuple": (lambda w: [(w.other(), w.array(), w.mine())], None, 0, "other's", ["array's", "mine"]),
+    "a stream that is given wins": (lambda w: [w.mine(), w.other()], "given", 0, "given", []),
+    "but waits for arrays": (lambda w: [w.mine(), w.array(), w.array()], "given", 0, "given", ["array's"]),
+    "unless it is theirs": (lambda w: [w.mine(), w.array()], "array's", 0, "array's", []),
+    "an array": (lambda w: [w.array()], None, 0, "array's", []),
+    "arrays of one stream": (lambda w: [w.array(), w.array()], None, 0, "array's", []),
+    "arrays of two streams": (lambda w: [w.array(), w.array("given")], None, 0, "array's", ["given"]),
+    "an array that names no stream": (lambda w: [w.array(None)], None, 0, "default", []),
+    "an array that names none before one that does": (lambda w: [w.array(None), w.array()], None, 0, "array's", []),
+    "an array of another device": (lambda w: [w.array(None, 2), (1, w.array(None, 2))], None, 2, "default", []),
+    "an array without elements": (lambda w: [w.array(None, shape=(0,), data=0), w.mine(2)], None, 2, "mine", []),
+    "an array without elements, alone": (lambda w: [w.array(None, shape=(0,), data=0)], None, CURRENT, "default", []),
+    "an array of pinned memory, which somebody fills": (
+        lambda w: [w.mine(), w.array(data=w.pinned.ctypes.data)], None, 0, "mine", ["array's"]),
+    "pinned memory, on a stream": (
+        lambda w: [w.mine(), w.array(data=w.pinned.ctypes.data)], "given", 0, "given", ["array's"]),
+    "an export": (lambda w: [w.exports()], None, 0, "default", []),
+    "an export on a stream": (lambda w: [w.exports()], "given", 0, "given", []),
+    "an export beside a tensor": (lambda w: [w.exports(), w.mine()], None, 0, "mine", []),
+    "an export beside an array": (lambda w: [w.exports(), w.array()], None, 0, "array's", []),
+    "an export after an array": (lambda w: [w.array(), w.exports()], None, 0, "array's", []),
+}  # fmt: skip
+
+
+def ordered(own: int, others: list[int]) -> list[tuple[str, int]]:
+    """The log of a launch on stream `own` that is ordered before and after the work on the others."""
+    before = [entry for other in others for entry in (("cuEventRecord", other), ("cuStreamWaitEvent", own))]
+    after = [entry for other in others for entry in (("cuEventRecord", own), ("cuStreamWaitEvent", other))]
+    return [*before, ("cuLaunchKernel", own), *after]
+
+
+def check_order(stub, own: int, others: list[int]) -> None:
+    assert [(each.api, each.stream) for each in stub.log] == ordered(own, others)
+    events = [each.event for each in stub.log if each.event]
+    assert events[::2] == events[1::2], "each wait is for the event recorded just before"
+
+
+@pytest.mark.parametrize("name", WHERE)
+def test_where_a_launch_goes(stub, kernels, world, name):
+    """By position, also by the fast entry, by keyword, and for tasks; the thread's context is as before, if it has one."""
+    make, given, device, stream, others = WHERE[name]
+    arguments = make(world)
+    kernel, given = kernels[len(arguments)], given and world.streams[given, 0]
+    exports = [each for each in arguments if isinstance(each, Exports)]
+    is_native = not (exports or others or "wrapper" in name or "without elements" in name)
+    ways = [
+        functools.partial(kernel[1, 32, given], *arguments),
+        functools.partial(kernel[1, 32, given], **dict(zip("xyz", arguments, strict=False))),
+        functools.partial(kernel.forall(9, 0, given), *arguments),
+    ]
+
+    def check(current: int) -> None:
+        where = current if device is CURRENT else device
+        own = world.streams[stream, where]
+        before = stub.current_context()
+        for launch in ways:
+            launch()
+            stub.clear()
+            counted = kernel.counts()
+            launch()
+            (made,) = stub.launches
+            assert (made.device, made.context, made.stream) == (where, stub.primary_context(where), own)
+            check_order(stub, own, [world.streams[other, where] for other in others])
+            assert stub.current_context() == before
+            assert [each.told[-1] for each in exports] == [own or 1] * len(exports)
+            assert (kernel.counts().fast == counted.fast + 1) is is_native
+
+    both_ways(ways[0], 25)
+    in_threads(lambda: check(0))  # which begins without a context
+    for current in (0, 1):
+        with driver().on(current):
+            check(current)
+    world.ledger.check(world.ledger.made)
+
+
+def test_the_tensors_are_asked_in_each_launch(stub, kernels, world):
+    """For their device and stream; by bound launches, too."""
+    bound = kernels[1][1, 32].bind(DeviceTensor((4,)))
+    for i in range(120):
+        device = 0 if i < 60 else i % 3
+        DeviceTensor.streams[device] = stream = world.streams[("mine", "given")[i % 2 if i < 60 else 0], device]
+        kernels[1][1, 32](DeviceTensor((4,), device=device))
+        assert (stub.launches[-1].device, stub.launches[-1].stream) == (device, stream)
+        if device == 0:
+            bound()
+            assert stub.launches[-1].stream == stream
+
+
+def test_bound_launches_and_contexts(stub, kernels):
+    """The current context is as before, also where there is none."""
+    bound = [kernels[1][1, 32].bind(DeviceTensor((4,), device=device)) for device in (0, 2)]
+
+    def check():
+        before = stub.current_context()
+        for launch, device in zip(bound, (0, 2), strict=True):
+            launch()
+            assert stub.current_context() == before and stub.launches[-1].device == device
+
+    check()
+    in_threads(check)
+
+
+def test_events_are_destroyed_and_only_made_where_streams_differ(stub, kernels, world):
+    x, y = world.mine(), world.other()
+    for _ in range(40):
+        with traced(stub) as calls:
+            kernels[2][1, 32](x, y)
+        assert calls.count("cuEventCreate") == calls.count("cuEventDestroy") == 2
+    OtherTensor.streams[0] = DeviceTensor.streams[0]
+    stub.clear()
+    kernels[2][1, 32](x, y)
+    check_order(stub, DeviceTensor.streams[0], [])
+
+
+ONE, OTHER = ("mine", 0), ("other's", 0)
+PAIRS = [  # an interface's stream, one that is given or a tensor's, and whether they are the same
+    (ONE, ONE, True), (1, 0, True), (1, 1, True), (None, ONE, True), (2, 2, True),
+    (ONE, OTHER, False), (1, ONE, False), (ONE, 0, False), (2, 1, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["a stream that is given", "a tensor's stream"])
+def test_names_of_streams(stub, kernels, world, is_given):
+    """A launch of an array whose stream has other names, or is another: only of the same is it native, and without events."""
+    for own, stream, are_one in PAIRS:
+        own, stream = world.streams.get(own, own), world.streams.get(stream, stream)
+        arguments, given, kernel = [ArrayInterface(stub, stream=own)], stream, kernels[1]
+        if not is_given:
+            DeviceTensor.streams[0] = stream
+            arguments, given, kernel = [DeviceTensor((4,)), *arguments], None, kernels[2]
+        kernel[1, 32, given](*arguments)
+        before = kernel.counts().fast
+        stub.clear()
+        kernel[1, 32, given](*arguments)
+        assert (kernel.counts().fast > before) is are_one, (own, stream)
+        check_order(stub, stream, [] if are_one else [own])
+
+
+def test_a_context_that_is_not_primary(stub, kernels):
+    """Launches are in the device's primary context, where the packages load their kernels, whatever is current."""
+    from cuda.bindings import driver as bindings
+
+    def new_context(device):
+        try:
+            error, context = bindings.cuCtxCreate(bindings.CUctxCreateParams(), 0, device)
+        except TypeError:  # before CUDA 13
+            error, context = bindings.cuCtxCreate(0, device)
+        assert not int(error)
+        return context
+
+    for device in (0, 1):
+        context = new_context(device)
+        try:
+            for launch in (kernels[0][1, 32], lambda: kernels[1][1, 32](2)):
+                launch()
+                assert (stub.launches[-1].device, stub.launches[-1].context) == (device, stub.primary_context(device))
+            for there in (device, 2):
+                kernels[1][1, 32](DeviceTensor((4,), device=there))
+                assert stub.launches[-1].context == stub.primary_context(there)
+            assert stub.current_context() == int(context)
+        finally:
+            bindings.cuCtxDestroy(context)
+
+
+def test_tensors_on_different_devices_are_refused(stub, kernels):
+    first, second = DeviceTensor((4,)), DeviceTensor((4,), device=1)
+    both_ways(lambda: kernels[2][1, 32](first, first))
+    both_ways(lambda: kernels[2][1, 32](second, second))
+    stub.clear()
+    DeviceTensor.streams[0], OtherTensor.streams[1] = new_stream(0), new_stream(1)
+    other, array = OtherTensor((4,), device=1), ArrayInterface(stub, device=1, stream=OtherTensor.streams[1])
+    exports = Exports(Ledger(), device=1)
+    for value in (second, other, array, exports, (3, second), (array, second)):
+        with traced(stub) as calls, pytest.raises(BufferError, match=r"'y' \(position 1\).*kDLCUDA:1.*kDLCUDA:0"):
+            kernels[2][1, 32](first, value)
+        assert not {"cuEventRecord", "cuLaunchKernel", "cuEventCreate"} & set(calls)
+        with pytest.raises(BufferError, match=r"kDLCUDA:0.*kDLCUDA:1"):
+            kernels[2][1, 32](value, first)
+    with pytest.raises(BufferError, match=r"kDLCUDA:1.*kDLCUDA:0"):
+        kernels[2][1, 32].bind(first, second)
+    assert not stub.launches
+    exports.ledger.check(0)
+
+
+class _First(DeviceTensor):
+    """A tensor that the packages themselves understand, too."""
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.data, False), "version": 3}
+
+
+class _Second(OtherTensor):
+    __cuda_array_interface__ = _First.__cuda_array_interface__
+
+
+@pytest.mark.both_packages
+def test_a_launch_of_the_packages_own_is_ordered_too(stub, kernels, world, package):
+    dates = package.to_device(np.zeros(4, "M8[s]"))
+    x, y = (cls((4,), data=stub.allocate(16)) for cls in (_First, _Second))
+    mine, other, third, given = (world.streams[name, 0] for name in ("mine", "other's", "array's", "given"))
+    kernels[2][1, 32](dates, x)
+    kernels[2][1, 32, given](dates, x)
+    assert [each.stream for each in stub.launches] == [mine, given]
+    for arguments, own, waits in (((x, y), mine, other), ((y, world.array()), other, third)):
+        stub.clear()
+        kernels[3][1, 32](dates, *arguments)
+        assert [each.stream for each in stub.launches] == [own]
+        done = iter([("launch" if each.launch >= 0 else each.api, each.stream) for each in stub.log])
+        for api, stream in ordered(own, [waits]):  # the package adds events of its own
+            assert ("launch" if "Launch" in api else api, stream) in done
+
+
+# ---- in processes of their own ---------------------------------------------------------------------------------------
+
+_ARCHITECTURES = """
+stub.set_devices(3)
+stub.set_capability(1, 8, 0)
+kernel = fast_args(cuda.jit(lambda x: None))
+for device in (0, 1, 2, 1, 0):
+    for _ in range(30):
+        kernel[1, 32](DeviceTensor((4,), device=device))
+print([each.device for each in stub.launches][::30], len({each.function for each in stub.launches}))
+"""
+# Loading is the package's, and so is its error, with the driver's name in it; the next launch finds nothing half done.
+_NO_BINARY = """
+kernel = fast_args(cuda.jit(lambda x: None))
+for name in ("cuLibraryLoadData", "cuModuleLoadData", "cuModuleLoadDataEx"):
+    stub.fail(name, 209)
+try:
+    kernel[1, 32](DeviceTensor((4,)))
+except Exception as error:
+    print("NO_BINARY_FOR_GPU" in str(error) or "209" in str(error))
+stub.reset()
+kernel[1, 32](DeviceTensor((4,)))
+print(len(stub.launches))
+"""
+# The packages do not: they make the new one's current instead of one that is not primary.
+_CONTEXT = """
+stub.set_devices(3)
+cuda.current_context()
+from cuda.bindings import driver as bindings
+try:
+    error, context = bindings.cuCtxCreate(bindings.CUctxCreateParams(), 0, 0)
+except TypeError:
+    error, context = bindings.cuCtxCreate(0, 0)
+for device in (2, 1, 0):
+    fast_args(cuda.jit(lambda x: None))[1, 32](DeviceTensor((4,), device=device))
+    print(stub.current_context() == int(context), stub.launches[-1].device)
+"""
+SAID = {
+    "each architecture has a kernel of its own": (_ARCHITECTURES, "[0, 1, 2, 1, 0] 3\n"),
+    "a kernel for another architecture": (_NO_BINARY, "True\n1\n"),
+    "the first use of a device leaves the current context": (_CONTEXT, "True 2\nTrue 1\nTrue 0\n"),
+}
+
+
+@pytest.mark.both_packages
+@pytest.mark.parametrize("name", SAID)
+def test_in_a_new_process(package, name):
+    code, said = SAID[name]
+    assert run_package(code, package) == said
