@@ -87,14 +87,11 @@ class Kernel:
         """`bound` with the omitted outputs allocated."""
         return bound
 
-    def _refused(self, position: int, error: BaseException):
-        """Raise a producer's exception with the argument's name. Native code calls this."""
+    def _refused(self, position: int, errors: list[BaseException]):
+        """Raise a producer's exception, which it takes from a list, with the argument's name. Native code calls this."""
         from ..exchange.errors import refused
 
-        try:
-            refused(self, position, error)
-        finally:
-            del error  # its traceback holds this frame
+        refused(self, position, errors.pop())
 
 
 class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
@@ -602,10 +599,11 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             return self._device_kernel.call(bound)
         return call_numba(self, bound)
 
-    def _failed(self, error: BaseException, args: tuple, named: dict | None):
-        """Raise an exception of Numba's dispatcher with the argument's name. Native code calls this after one."""
+    def _failed(self, errors: list[BaseException], args: tuple, named: dict | None):
+        """Raise an exception of Numba's dispatcher, taken from a list, with the argument's name. Native code calls this."""
         from .fallback import reword
 
+        error = errors.pop()
         try:
             bound = self._bind(args, named or {})
             if bound is None:

@@ -109,28 +109,13 @@ def _disable_tracing(owner, names: tuple[str, ...]) -> None:
     Python makes a call that breaks a graph, while Dynamo traces every Python function that starts, also those that native code
     calls. It would compile dozens of them, and PyTorch 2.8 fails in one.
     """
+    import torch
+
     if owner not in _untraced:
         for name in names:
             if hasattr(owner, name):
-                setattr(owner, name, _without_tracing(getattr(owner, name)))
+                setattr(owner, name, torch.compiler.disable(getattr(owner, name)))
         _untraced.add(owner)
-
-
-def _without_tracing(function):
-    """The function, called so that Dynamo traces nothing, and that no frame keeps an exception among its arguments: a cycle."""
-    import torch
-
-    @torch.compiler.disable
-    def apply(given):
-        return function(*given.pop(0), **given.pop())
-
-    @functools.wraps(function)
-    def wrapper(*args, **kwargs):
-        given = [args, kwargs]
-        del args, kwargs
-        return apply(given)
-
-    return torch.compiler.disable(wrapper, recursive=False)
 
 
 _breaks: dict[str, Any] = {}

@@ -167,8 +167,8 @@ class CudaLauncher(NativeCallable):
 
         cache_call(self.kernel, self.kernel.bound_arguments(args, kwargs))
 
-    def _refused(self, position: int, error: BaseException):
-        self.kernel._refused(position, error)
+    def _refused(self, position: int, errors: list[BaseException]):
+        self.kernel._refused(position, errors)
 
     def _driver_error(self, code: int):
         """Raise the driver's error for a launch that it has refused."""

@@ -123,7 +123,7 @@ def holds_array(numba_type) -> bool:
 
 def is_plain(numba_type) -> bool:
     """Whether the type's name identifies it in every process. The name of a user's own type does not."""
-    if not type(numba_type).__module__.startswith(("numba.core.types", "numba.np.types")):  # numba.tests has others, with their names
+    if not type(numba_type).__module__.startswith(("numba.core.types", "numba.np.types")):  # numba.tests has others so named
         return False
     if isinstance(numba_type, types.Optional):
         return is_plain(numba_type.type)

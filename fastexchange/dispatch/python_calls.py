@@ -82,21 +82,35 @@ def drop_error(error):
 
 
 @native
-def refuse(context, callable_, position):
-    """Let Python raise a producer's exception with the argument's name (``kernel._refused(position, exception)``). Returns 0."""
+def take_error_in_list():
+    """Clear the pending exception. Returns a new list of it, so that no frame keeps it: a cycle; 0 with MemoryError set."""
     error = stack(3)
-    arguments = stack(3)
     take_error(error)
+    made = c.PyList_New(1)
+    if made != 0:
+        c.incref(load(error + 8))
+        c.PyList_SetItem(made, 0, load(error + 8))
+    drop_error(error)
+    return made
+
+
+@native
+def refuse(context, callable_, position):
+    """Raise a producer's exception with the argument's name by Python: ``kernel._refused(position, [exception])``. Returns 0."""
+    arguments = stack(3)
+    errors = take_error_in_list()
     index = c.PyLong_FromSsize_t(position)
-    if index != 0:
+    if errors != 0 and index != 0:
         store(arguments, callable_)
         store(arguments + 8, index)
-        store(arguments + 16, load(error + 8))
+        store(arguments + 16, errors)
         result = c.PyObject_VectorcallMethod(context.refused_name, arguments, 3, 0)
         if result != 0:
             c.Py_DecRef(result)
+    if index != 0:
         c.Py_DecRef(index)
-    drop_error(error)
+    if errors != 0:
+        c.Py_DecRef(errors)
     return 0
 
 
@@ -182,7 +196,7 @@ def named_arguments(args, nargs, kwnames):
 
 @native
 def call_numbas(context, runtime, callable_, args, nargs, kwnames):
-    """Make a call by Numba's dispatcher. ``kernel._failed(exception, positional, named)`` raises its exceptions."""
+    """Make a call by Numba's dispatcher. ``kernel._failed([exception], positional, named)`` raises its exceptions."""
     given = c.PyTuple_New(nargs)
     if given == 0:
         return 0
@@ -198,15 +212,15 @@ def call_numbas(context, runtime, callable_, args, nargs, kwnames):
     context.numba_calls += 1
     result = call_word(runtime.numbas_call, (callable_, given, named))
     if result == 0 and c.PyErr_Occurred() != 0:
-        error = stack(3)
         arguments = stack(4)
-        take_error(error)
-        store(arguments, callable_)
-        store(arguments + 8, load(error + 8))
-        store(arguments + 16, given)
-        store(arguments + 24, named if named != 0 else global_address("_Py_NoneStruct"))
-        result = c.PyObject_VectorcallMethod(context.failed_name, arguments, 4, 0)
-        drop_error(error)
+        errors = take_error_in_list()
+        if errors != 0:
+            store(arguments, callable_)
+            store(arguments + 8, errors)
+            store(arguments + 16, given)
+            store(arguments + 24, named if named != 0 else global_address("_Py_NoneStruct"))
+            result = c.PyObject_VectorcallMethod(context.failed_name, arguments, 4, 0)
+            c.Py_DecRef(errors)
     c.Py_DecRef(given)
     if named != 0:
         c.Py_DecRef(named)

@@ -158,7 +158,6 @@ def test_a_number_becomes_the_declared_one_as_numpy_converts_it(record, package,
         record.clear()
         for _ in range(3):
             is_refused(lambda: launcher(given), OverflowError, "kernel()")  # noqa: B023
-            is_refused(lambda: launcher.bind(given), OverflowError, "kernel()")  # noqa: B023
         assert record.launches == []
 
 
@@ -204,7 +203,6 @@ def test_what_a_declared_signature_does_not_take(record, package, mixed, x):
             is_refused(functools.partial(launcher, *given), kind, said)
             assert record.launches == []
             if said and len(given) == 3 and type(given[-1]) is not np.ndarray:
-                is_refused(functools.partial(launcher.bind, *given), kind, said)
                 explained = str(mixed.explain(*given))
                 assert kind is OverflowError or ("refused with TypeError" in explained and said in explained)
         for given in (None, "text", (1,), 1j):
@@ -398,7 +396,6 @@ def test_debug_kernels_and_extensions(stub, package):
         assert len(stub.launches) == 3 and kernel.counts()[:2] == (0, 3)
         explained = str(kernel[1, 32].explain(value))
         assert f"{kernel.target.name}'s own launch" in explained and why in explained
-        is_refused(lambda: kernel[1, 32].bind(value), TypeError, "cannot be bound")  # noqa: B023
     assert stub.launches[-1].parameters == packed(3.0) and extension.seen == 3
 
 
@@ -416,7 +413,6 @@ def test_callbacks_before_a_launch(stub, package):
         assert len(called) == i + 1
     assert called[0][1].griddim == (1, 1, 1) and len(stub.launches) == 21
     assert "own launch" in str(launcher.explain(1.0)) and "own launch" not in str(launcher.kernel.explain(1.0))
-    is_refused(lambda: launcher.bind(1.0), TypeError, "cannot be bound")
     launcher.kernel.dispatcher[1, 32](1.0)
     assert len(called) == 20 and launcher.kernel[1, 64].pre_launch_callbacks == []
     DeviceTensor.streams[0] = int(package.stream().handle)  # of the tensors' framework: another launch to the package
@@ -452,7 +448,6 @@ def test_what_only_the_package_takes(stub, package, name):
         assert len(stub.launches) == 1 and all(any(copy in api for api in names) for copy in copies), names
     explained = str(kernel.explain(1.0, value))
     assert "own launch" in explained and "path package" in explained and kernel.counts().fast == 0
-    is_refused(lambda: kernel[1, 32].bind(1.0, value), TypeError, "cannot be bound")
     stub.fail(stub.launches[-1].api, 719)
     with pytest.raises(Exception, match="LAUNCH_FAILED"):  # the package's own error
         kernel[1, 32](1.0, value)
