@@ -111,7 +111,6 @@ def alternatives(
         ways.append(("x.__dlpack__(max_version=(1, 3)) of each tensor, no call", lambda: Statement(exports, names)))
     if importlib.util.find_spec("tvm_ffi") is not None:
         ways.append(("tvm-ffi, testing.nop", lambda: _nop(arguments, call)))
-    ways.append(("a bound launch", lambda: _bound(null_kernel, arguments, call)))
     for label, make in ways:
         try:
             made = make()
@@ -126,11 +125,6 @@ def _nop(arguments: dict, call: str) -> Statement:
     nop = importlib.import_module("tvm_ffi").get_global_func("testing.nop")
     passed = ", ".join(part.rpartition("=")[2] for part in call.split(", "))  # this one takes no keywords
     return Statement(f"f({passed})", {"f": nop, **arguments})
-
-
-def _bound(null_kernel: FastKernel, arguments: dict, call: str) -> Statement:
-    launch = eval(f"f({call})", {"f": null_kernel.bind, **arguments})
-    return Statement("f()", {"f": launch})
 
 
 def _leaves(values) -> Iterator:

@@ -39,7 +39,7 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     kernel : made by :func:`~fastexchange.fast_args`.
     *args, **kwargs : the arguments of the call. Give those for parameters named `alternatives` or `rounds` by position.
     alternatives : whether to time other ways to pass the same arguments: plain ``@njit`` with NumPy views, ``x.numpy()``,
-        ``np.from_dlpack(x)``, ``x.__dlpack__()``, apache-tvm-ffi if it is installed, a bound launch.
+        ``np.from_dlpack(x)``, ``x.__dlpack__()``, apache-tvm-ffi if it is installed.
     rounds : how often everything is timed; more rounds give less noise.
 
     Returns

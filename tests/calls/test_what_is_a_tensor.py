@@ -30,7 +30,7 @@ def twice(x, y):
 
 
 # ---- none ------------------------------------------------------------------------------------------------------------
-FUNCTIONS = (plain, lambda x: plain((x, 1)), plain.bind)
+FUNCTIONS = (plain, lambda x: plain((x, 1)), lambda x: plain.bind(x)())
 OF_ONE_TENSOR = (twice, from_dlpack, lambda x: convert(x, np.ndarray))
 
 

@@ -49,7 +49,7 @@ def test_a_line_and_its_options(shell):
     assert result is None
     (output,) = shown.outputs
     assert set(output.data) == {"text/plain", "text/html"}
-    assert output.data["text/plain"].startswith("add(): ") and "a bound launch" in output.data["text/plain"]
+    assert output.data["text/plain"].startswith("add(): ") and "np.from_dlpack(x) in each call" in output.data["text/plain"]
     report, shown, _ = run(shell, "-r 4 -a -q -o add(x, y=2.0)")
     assert isinstance(report, OverheadReport) and report.keywords is not None
     assert (report.rounds, report.alternatives, shown.outputs) == (4, (), [])
