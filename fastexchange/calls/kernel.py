@@ -614,12 +614,6 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         finally:
             del error  # its traceback holds this frame
 
-    def _cache_call(self, /, *args, **kwargs):
-        """Compile a fast entry for such calls. Native code calls this after calls that repeat."""
-        from .resolve import cache_call
-
-        cache_call(self, self._parameters.bind(*args, **kwargs))
-
     _call_own = numbas_call  # the call by Numba's dispatcher
 
 

@@ -13,6 +13,7 @@ Source: CUDA Driver API 13, "Execution Control"; DLPack 1.3, ``DLPackCurrentWork
 from numba import types
 
 from ..dispatch import structs as dispatch
+from ..dispatch.cached_call import call_by_entry
 from ..dispatch.python_calls import call_method
 from ..dispatch.vectorcall import call_any, run_by
 from ..ground import cpython as c
@@ -243,6 +244,15 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
 def run(context_address, args, nargs, flags, state):
     """``dispatch.vectorcall.run_by`` of a kernel for CUDA: ``fx_context.run``."""
     return run_by(launch_on_device, context_address, args, nargs, flags, state)
+
+
+@cfunction(types.intp, *[types.intp] * 6)
+def call_cached(callable_, args, nargsf, kwnames, context_address, overload_address):
+    """``dispatch.cached_call.call_by_entry`` of a launcher."""
+    launcher, reader_offset = load(callable_ + CALLABLE_CONTEXT), dispatch.ENTRY_DEVICE_READER
+    return call_by_entry(
+        launch_on_device, launcher, reader_offset, callable_, args, nargsf, kwnames, context_address, overload_address
+    )
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)

@@ -29,7 +29,6 @@ FRAME_BYTES = sizeof("fx_frame")
 ARRAY_BYTES = sizeof("fx_array")
 EXPORT_BYTES = sizeof("fx_export")
 LIST_BYTES = sizeof("fx_list")
-TUPLE_WORDS = 2 * structs.MAX_TUPLE_DEPTH
 DEFAULT_KEYS = 64
 MAX_KEPT_KEYS = 8192  # of a frame that is kept for later calls: about 2 MB
 ARRAY_WORDS_PER_KEY = 12
@@ -141,37 +140,6 @@ def export_of_array(frame, i):
     for j in range(i):
         index += structs.array_at(frame.arrays + ARRAY_BYTES * j).origin & 3 == structs.ORIGIN_EXPORT
     return frame.exports + EXPORT_BYTES * index
-
-
-@native
-def note_origins(frame, overload, args):
-    """Fill in ``fx_array.origin`` after a call of a fast entry, which does not."""
-    arrays = 0
-    pending = stack(TUPLE_WORDS)
-    depth = 0
-    items = args
-    left = overload.given_count
-    for i in range(overload.expected_count):
-        while left == 0 and depth > 0:
-            depth -= 1
-            items = load(pending + 16 * depth)
-            left = load(pending + 16 * depth + 8)
-        if left == 0:  # the remaining arguments are omitted
-            break
-        expected = structs.expected_at(overload.expected + structs.EXPECTED_SIZE * i)
-        ob = load(items)
-        items += 8
-        left -= 1
-        if expected.origin >= 0:
-            structs.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = ob + expected.origin
-            arrays += 1
-        if expected.items >= 0:
-            store(pending + 16 * depth, items)
-            store(pending + 16 * depth + 8, left)
-            depth += 1
-            items = ob + c.OB_ITEM
-            left = expected.items
-    frame.array_count = arrays
 
 
 @native

@@ -122,11 +122,11 @@ def pack_tensor(tensor, ndim, field, words):
 
 
 @native
-def pack_contiguous(tensor, has_strides, ndim, itemsize, misaligned, words, in_elements):
+def pack_contiguous(tensor, has_strides, ndim, itemsize, misaligned, words):
     """:func:`pack_tensor` with fewer steps, for a tensor that should be C-contiguous and aligned.
 
-    `misaligned`: the bits of an address that are 0 if an element is aligned. `in_elements`: write strides in elements, not in
-    bytes. Returns False, and the words are invalid, if the tensor is not so, or its sizes need an exact check.
+    `misaligned`: the bits of an address that are 0 if an element is aligned. Returns False, and the words are invalid, if the
+    tensor is not so, or its sizes need an exact check.
     """
     offset = types.intp(tensor.byte_offset)
     data = tensor.data + offset
@@ -144,7 +144,7 @@ def pack_contiguous(tensor, has_strides, ndim, itemsize, misaligned, words, in_e
             odd |= (elements ^ count) if extent != 1 else 0
         count *= extent
         put(words, structs.ARRAY_HEAD_WORDS + i, extent)
-        put(words, structs.ARRAY_HEAD_WORDS + ndim + i, elements if in_elements else elements * itemsize)
+        put(words, structs.ARRAY_HEAD_WORDS + ndim + i, elements * itemsize)
     odd |= count >> 31
     odd |= data & misaligned
     put(words, 1, 0)

@@ -1,7 +1,9 @@
 """The one ``fx_runtime`` of a process: the type table, native functions' addresses, the checks before native code runs."""
 
+import sys
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from numba import types
 
@@ -10,10 +12,10 @@ from ..ground import cpython, numba_internals
 from ..ground.cfunction import CFunction, cfunction, code_cache
 from ..ground.dtypes import plain_fields_by_type_number
 from ..ground.numba_internals import DispatcherBase
-from ..ground.once import once
+from ..ground.once import cached_property, once
 from ..interpreter import is_free_threaded
 from ..producers import ndarray
-from . import frame, lists, read_arguments, take_exports, vectorcall
+from . import cached_call, frame, inline_cache, lists, read_arguments, readers, take_exports, vectorcall
 from .self_test import calls_as_numba
 from .type_table import TypeTable
 
@@ -62,7 +64,7 @@ class Runtime:
         self.native = ffi.new("fx_runtime *")
         for number, field in enumerate(plain_fields_by_type_number()):
             self.native.dtype_fields[number] = field
-        self.entries = TypeTable(self.native)
+        self.entries = TypeTable(self.native, lambda fields: readers.derived_fields(fields) if self.is_native else {})
         self.serials: dict[int, Callable[[], object]] = {}
         checks = cpython.verify()
         self.numba_failures: dict[str, str] = {}
@@ -82,7 +84,8 @@ class Runtime:
             self._numbas_entry = ffi.new("fx_overload *")
             self._numbas_entry.fast_entry = vectorcall.call_numbas_cached.address
             self.native.numbas_entry = int(ffi.cast("intptr_t", self._numbas_entry))
-            self.add(read_arguments.walk, take_exports.export_managed, vectorcall.run, vectorcall.vectorcall_any)
+            self.add(read_arguments.walk, readers.read_tensor, take_exports.export_managed)
+            self.add(cached_call.call_cached, cached_call.leave_cached, cached_call.release_call, vectorcall.run, vectorcall.vectorcall_any)
             self.add(frame.release_owner, frame.release_managed, frame.release_both)
 
     def _why_not_native(self) -> str:
@@ -109,6 +112,12 @@ class Runtime:
         for function in functions:
             if not getattr(self.native, function.__name__):
                 setattr(self.native, function.__name__, function.address)
+
+    @cached_property
+    def free_entries(self) -> Callable[[Any], None]:
+        """Frees the cache entries of an ``fx_overload``, at whose end it is called."""
+        free = ffi.cast("void (*)(fx_overload *)", inline_cache.free_entries.address)
+        return lambda overload, is_finalizing=sys.is_finalizing: None if is_finalizing() else free(overload)
 
     def name(self, serial: int, thing, meaning=None) -> None:
         """Map the serial number in a key to `meaning`, or to `thing` itself, as long as `thing` lives."""

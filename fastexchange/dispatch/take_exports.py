@@ -14,7 +14,7 @@ from ..ground.native import call_int, global_address, load, native, stack, store
 from . import structs
 from .frame import EXPORT_BYTES, drop
 from .lists import may_hold_arrays, take_snapshot
-from .read_arguments import kind_on_device, note_stop
+from .read_arguments import note_stop
 from .readers import DRY_RUN, FLAG_ASKED, is_owning
 from .torch_guard import guard_of, is_in_memory, is_odd, is_of
 from .torch_queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
@@ -78,12 +78,12 @@ def export_managed(context_address, frame_address, args, nargs, flags):
             kind = entry.kind
             is_interface = False
             if context.device_type != CPU:
-                kind = kind_on_device(entry)
+                kind = entry.device_kind
                 is_interface = kind == structs.KIND_MANAGED and entry.interface != 0
                 if kind == structs.KIND_NUMBA and entry.asks_python != 0:
                     status = structs.STATUS_STREAM  # its Python code has to be told the stream
                     break
-            if kind == structs.KIND_MANAGED or (kind == structs.KIND_EXCHANGE and is_owning(context, flags)):
+            if kind == structs.KIND_MANAGED or (kind == structs.KIND_EXCHANGE and is_owning(context, flags) != 0):
                 if made == frame.export_count:  # not made in an earlier round with a frame that was too small
                     if made == frame.export_capacity:
                         status = structs.STATUS_GROW
@@ -149,9 +149,9 @@ def hold_storage(context, entry, export, flags):
     guard = structs.guard_at(guard_of(context, entry))
     if entry.is_own_memory == 0:  # PyTorch's exports do not hold the storage
         return
-    if guard.asks == 0 and entry.asks_python == 0 and not is_owning(context, flags):  # no export is made
+    if guard.asks == 0 and entry.asks_python == 0 and is_owning(context, flags) == 0:  # no export is made
         return
-    is_read_later = is_owning(context, flags) and flags & DRY_RUN == 0 and context.device_type == CPU
+    is_read_later = is_owning(context, flags) != 0 and flags & DRY_RUN == 0 and context.device_type == CPU
     before = export.storage
     export.storage = storage_of(guard, export.object)
     if is_read_later and export.storage != 0 and is_movable(guard, export.storage):
@@ -174,7 +174,6 @@ def make_export(context, entry, export, flags):
     """Make an owning export, or find that its storage is enough; check the tensor if it is PyTorch's. Returns a STATUS_*."""
     ob = export.object
     out = stack(1)
-    # copies: the entry may move while Python code runs
     export_function = entry.interface if export.is_interface != 0 else entry.managed
     guard = guard_of(context, entry)
     is_buffer = entry.key != 0
