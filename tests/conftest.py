@@ -1,5 +1,6 @@
 """Fixtures that the whole suite shares."""
 
+import collections
 import gc
 import os
 import signal
@@ -37,6 +38,20 @@ def pytest_report_header(config):
     if getattr(config.option, "numprocesses", 0):
         return EXPECTED
     return None
+
+
+_seconds: collections.Counter[str] = collections.Counter()
+
+
+def pytest_runtest_logreport(report):
+    _seconds[os.path.dirname(report.nodeid)] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What each folder of tests took, which CONTRIBUTING says."""
+    if len(_seconds) > 1:
+        took = ", ".join(f"{folder} {seconds:.0f}" for folder, seconds in sorted(_seconds.items()))
+        terminalreporter.write_line(f"seconds, of all processes together: {took}")
 
 
 def pytest_sessionstart(session):

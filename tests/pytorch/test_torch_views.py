@@ -529,7 +529,7 @@ def test_many_tensors_of_one_kind(ndim):
 
 FILES = (
     "pytorch/test_torch", "pytorch/test_torch_storages", "pytorch/test_torch_views", "pytorch/test_truth_table",
-    "exchange/test_storage", "exchange/test_escape", "calls/test_lists", "calls/test_bound_memory",
+    "exchange/test_storage", "exchange/test_escape", "calls/test_lists", "calls/test_bound",
     "calls/test_calls", "calls/test_results", "calls/test_outputs",
 )  # fmt: skip
 
