@@ -399,7 +399,7 @@ def test_a_numpy_whose_functions_name_no_module():
     """)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_processor_without_f16c():
     """float16 is converted in integers there."""
     run_python(
