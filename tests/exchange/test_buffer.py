@@ -366,7 +366,7 @@ class Counts:
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="classes with __buffer__ came with CPython 3.12")
 def test_a_class_with_buffer_methods_is_asked_and_released_once_and_only_if_it_has_no_dlpack():
     thing = Counts(some_bytes())
-    check_same_as_njit(first, (thing,))
+    check_same_as_njit(first, (thing,), native=False)  # it calls the kernel, too
     taken = thing.taken
     assert first(thing) == 1 and thing.taken == thing.released == taken + 1
     view = from_dlpack(thing)
