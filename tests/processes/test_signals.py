@@ -385,6 +385,8 @@ BOUND = {scene.__name__: scene for scene in (binding, rebinding, a_launch_with_o
 @pytest.mark.parametrize("scene", BOUND)
 def test_ctrl_c_while_a_launch_is_bound(scene, at_each):
     """The launch has the old arguments or the new ones, all of them; it is called natively; what it held is given back."""
+    if scene == "binding" and at_each is not at_each_line and sys.version_info >= (3, 13):
+        pytest.skip("CPython 3.13 traces hardly any instruction of a constructor")
     warm(tuple(BOUND.values()))
     interrupt_at_each(at_each(BOUND[scene]))
 
