@@ -66,7 +66,7 @@ class BoundLaunch(NativeCallable):
         if args or kwargs:
             return self._refuse(*args, **kwargs)
         arguments = self._arguments
-        return self._callable(*arguments.positional, **dict(zip(arguments.names, arguments.named, strict=True)))
+        return self._callable(*arguments.positional, **arguments.named)
 
     def _refuse(self, /, *args, **kwargs):
         raise TypeError(
@@ -126,14 +126,13 @@ class _Arguments:
             count += 1
         self.in_order = bound
         self.positional = (*(value for _, value in given[:count]), *bound[len(parameters.names) :])
-        self.names = tuple(sys.intern(name) for name, _ in given[count:])
-        self.named = tuple(value for _, value in given[count:])
-        self._pointers = ffi.new("intptr_t[]", [*map(id, self.positional + self.named), 0])
+        self.named = dict(given[count:])
+        self._pointers = ffi.new("intptr_t[]", [*map(id, self.positional), 0])
         self._refuse_name = sys.intern("_refuse")
         self._native = native = ffi.new("fx_bound *")
         native.arguments, native.callable, native.refuse_name = id(self), id(callable_), id(self._refuse_name)
         native.args, native.nargs = address_of(self._pointers), len(self.positional)
-        native.kwnames = id(self.names) if self.names else 0
+        native.kwargs = id(self.named) if self.named else 0
         self.address = address_of(native)
 
 

@@ -19,6 +19,6 @@ def vectorcall_bound(callable_, args, nargsf, kwnames):
         return call_method(bound.refuse_name, callable_, args, nargsf, kwnames)
     arguments = bound.arguments
     c.incref(arguments)  # another thread, or the kernel, may replace them meanwhile
-    result = c.PyObject_Vectorcall(bound.callable, bound.args, bound.nargs, bound.kwnames)
+    result = c.PyObject_VectorcallDict(bound.callable, bound.args, bound.nargs, bound.kwargs)
     drop(arguments)
     return result

@@ -213,7 +213,7 @@ typedef struct {
 /* What a bound launch calls, and with what. The launch has its address, which rebinding replaces. */
 typedef struct {
     int64_t callable;           /* PyObject *, the kernel or the launcher, which the launch holds */
-    int64_t args, nargs, kwnames;       /* of its vectorcall */
+    int64_t args, nargs, kwargs;        /* PyObject *[nargs], and a dict or 0 */
     int64_t arguments;          /* PyObject *, what owns all this */
     int64_t refuse_name;        /* PyObject *, name of the method for calls with arguments */
 } fx_bound;
