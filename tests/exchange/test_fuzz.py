@@ -366,7 +366,7 @@ def random_leaf(generator: random.Random, depth: int = 0):
     return tuple(random_leaf(generator, depth + 1) for _ in range(generator.randint(1, 3)))
 
 
-GENERATOR = random.Random(7)
+GENERATOR = random.Random(315)  # the first few have text, and a tuple in a tuple
 COUNTS = [GENERATOR.randint(3, 4) for _ in range(48 if IS_NIGHTLY else 4)]
 SIGNATURES = [[random_leaf(GENERATOR) for _ in range(count)] for count in COUNTS]
 """Always the same, for each is compiled."""
