@@ -62,7 +62,13 @@ def _report(x):
             return x.shape, x.shape, np.uintp(0), x.size, x.itemsize, x.ndim
         return x.shape, x.strides, np.uintp(x.ctypes.data), x.size, x.itemsize, x.ndim
 
-    return of_array
+    if isinstance(x, types.Array):
+        return of_array
+    if isinstance(x, types.BaseTuple):
+        return eval(f"lambda x: ({''.join(f'report(x[{i}]), ' for i in range(len(x)))})")
+    if isinstance(x, (types.NoneType, types.Omitted)):
+        return lambda x: 0
+    return (lambda x: len(x)) if isinstance(x, types.UnicodeType) else (lambda x: x)
 
 
 def look(x):
@@ -78,6 +84,8 @@ def total(x):
 
 def type_of(view):
     """The Numba type that a kernel has to see: ``numba.typeof``'s, which takes every array for aligned, corrected."""
+    if isinstance(view, tuple):
+        return types.BaseTuple.from_types(tuple(map(type_of, view)))
     found = numba.typeof(view)
     if isinstance(view, np.ndarray) and not view.flags.aligned:
         found = types.Array(found.dtype, found.ndim, found.layout, not found.mutable, aligned=False)

@@ -31,7 +31,7 @@ import numpy as np
 import pytest
 from exchanges import ByProperty, Sub, jax, pyarrow
 from forked import fork_python
-from fuzzing import TYPES, VIEW, Kind, Spec, specs, type_number, type_of
+from fuzzing import TYPES, VIEW, Kind, Spec, is_fast, report, specs, type_number, type_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_producers import TABLE_CAPSULE, Dunder, Tabled, address_of, capsule, exchange_table, tabled_type
@@ -159,9 +159,18 @@ def rotate(x, carry):
     return carry
 
 
+def mix(a, b, c, d=7):
+    numbers = type_number(a), type_number(b), type_number(c), type_number(d)
+    return numbers, (report(a), report(b), report(c), report(d))
+
+
+def gather(a, *rest):
+    return (type_number(a), type_number(rest)), (report(a), report(rest))
+
+
 READERS = {function.__name__: fast_args(function) for function in (fuzzing.look, fuzzing.total, first, fail)}
 READERS |= {"look, nogil": fast_args(fuzzing.look, nogil=True), "keep": fast_args(keep, returns=np.ndarray)}
-KERNELS = READERS | {"rotate": fast_args(rotate)}
+KERNELS = READERS | {function.__name__: fast_args(function) for function in (rotate, mix, gather)}
 
 # ---- paths -----------------------------------------------------------------------------------------------------------
 
@@ -169,7 +178,7 @@ CALLS_BEFORE = {"first call": 0, "second call": 1, "warm call": 2, "keywords": 0
 PATHS = tuple(CALLS_BEFORE)
 
 
-def make_call(kernel: FastKernel, path: str, arguments: tuple, rehearsal: tuple):
+def make_call(kernel: FastKernel, path: str, arguments: tuple, rehearsal: tuple, names=("x", "carry")):
     """The call that a path ends with, not made yet. `rehearsal`: the arguments of the calls before it."""
     if path in ("first call", "second call"):
         kernel = new_kernel(kernel, kernel._kernel_options)  # which knows nothing, but has nothing to compile
@@ -177,7 +186,8 @@ def make_call(kernel: FastKernel, path: str, arguments: tuple, rehearsal: tuple)
         if outcome(lambda: kernel(*rehearsal))[0] == "raised" and call > 2:
             break
     if path == "keywords":
-        return lambda: kernel(**dict(reversed(list(zip(("x", "carry"), arguments, strict=False)))))
+        start = len(arguments) // 3
+        return lambda: kernel(*arguments[:start], **dict(reversed(list(zip(names, arguments, strict=False))[start:])))
     return lambda: kernel(*arguments)
 
 
@@ -275,6 +285,16 @@ def calls_with_one(draw, source: Source, kernels: tuple[str, ...], ndims=range(6
     return OneTensor(source.name, kernel, path, spec, earlier)
 
 
+def check_given_back(*tensors) -> None:
+    """Every managed tensor that made producers exported was given back once."""
+    for tensor in tensors:
+        ledger = getattr(getattr(tensor, "inner", tensor), "ledger", None)
+        if ledger is not None:
+            if ledger.out:
+                gc.collect()
+            ledger.check(ledger.made)
+
+
 def check_one_tensor(case: OneTensor) -> None:
     """Its type, the result or exception, the references; what is written is written to an equal array, too."""
     source, kernel, writes = BY_NAME[case.source], KERNELS[case.kernel], case.kernel == "rotate"
@@ -294,12 +314,7 @@ def check_one_tensor(case: OneTensor) -> None:
         del got
     del want
     assert memory.tobytes() == wanted_memory.tobytes()
-    for each in (tensor, rehearsal):  # every managed tensor that made producers exported was given back once
-        ledger = getattr(getattr(each, "inner", each), "ledger", None)
-        if ledger is not None:
-            if ledger.out:
-                gc.collect()
-            ledger.check(ledger.made)
+    check_given_back(tensor, rehearsal)
 
 
 GROUPS = {
@@ -328,6 +343,112 @@ def test_a_call_that_does_not_compile_keeps_no_arguments():
     array, _ = Spec("f8", (2,), (8,), offset=1, readonly=True).build()
     with references_kept(array):
         assert outcome(lambda: write(array))[1] is numba.core.errors.TypingError
+
+
+# ---- several arguments -----------------------------------------------------------------------------------------------
+
+SCALARS = {
+    "float": st.floats(), "int": st.integers(-(2**63), 2**63 - 1), "bool": st.booleans(), "None": st.none(),
+    "complex": st.complex_numbers(), "float32": st.floats(width=32).map(np.float32), "text": st.text(max_size=3),
+    "int8": st.integers(-128, 127).map(np.int8), "uint64": st.integers(0, 2**64 - 1).map(np.uint64),
+    "bool_": st.booleans().map(np.bool_), "complex64": st.complex_numbers(width=64).map(np.complex64),
+}  # fmt: skip
+
+
+def random_leaf(generator: random.Random, depth: int = 0):
+    """A scalar's name, a kind of array, or a tuple of such."""
+    what = generator.random()
+    if what < 0.35:
+        return generator.choice([name for name in SCALARS if name != "text" or what < 0.05])
+    if what < 0.85 or depth == 2:
+        pair = generator.choice([("f8", 1), ("f8", 2), ("i2", 2), ("c8", 1), ("?", 0), ("f4", 3)])
+        return Kind(*pair, generator.choice("CFA"), generator.random() < 0.2, generator.random() < 0.15)
+    return tuple(random_leaf(generator, depth + 1) for _ in range(generator.randint(1, 3)))
+
+
+GENERATOR = random.Random(315)  # the first few have text, and a tuple in a tuple
+COUNTS = [GENERATOR.randint(3, 4) for _ in range(48 if IS_NIGHTLY else 4)]
+SIGNATURES = [[random_leaf(GENERATOR) for _ in range(count)] for count in COUNTS]
+"""Always the same, for each is compiled."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A tensor among the arguments. Equal ones in a call are one object."""
+
+    source: str
+    spec: Spec
+
+
+@st.composite
+def calls_with_several(draw) -> tuple:
+    """The kernel, the path, and the arguments: scalars as they are, tensors as :class:`Given`, tuples of both."""
+    earlier: dict = {}
+
+    def drawn(leaf):
+        if isinstance(leaf, str):
+            return draw(SCALARS[leaf])
+        if isinstance(leaf, tuple):
+            return tuple(map(drawn, leaf))
+        if leaf not in earlier or draw(st.booleans()):
+            source = draw(st.sampled_from([source for source in SOURCES if source.takes(leaf)]))
+            earlier[leaf] = Given(source.name, draw(specs(leaf, source.negative, source.fractional)))
+        return earlier[leaf]
+
+    arguments = tuple(map(drawn, draw(st.sampled_from(SIGNATURES))))
+    return draw(st.sampled_from(["mix", "gather"])), draw(st.sampled_from(PATHS[:-1])), arguments
+
+
+def built(value, made: dict, side: int):
+    """An argument (side 0), or what plain Numba gets for it (side 1)."""
+    if isinstance(value, tuple):
+        return tuple(built(item, made, side) for item in value)
+    if isinstance(value, Given) and value not in made:
+        source, (array, _) = BY_NAME[value.source], value.spec.build()
+        tensor = source.make(array)
+        made[value] = tensor, source.view(tensor, array)
+    return made[value][side] if isinstance(value, Given) else value
+
+
+def check_several_arguments(case: tuple) -> None:
+    """Types, and all that a kernel sees; references and exports."""
+    (name, path, given), made = case, {}
+    kernel, arguments, views = KERNELS[name], built(given, made, 0), built(given, made, 1)
+    path = "warm call" if name == "gather" and path == "keywords" else path
+    call = make_call(kernel, path, arguments, built(given, {}, 0), "abcd")
+    wanted_numbers, want = numbas(kernel)(*views)
+    tensors = [tensor for tensor, _ in made.values()]
+    with references_kept(*tensors):
+        numbers, got = call()
+        assert is_same(got, want), f"@njit: {want}, @fast_args: {got}"
+        del got
+    seen = [TYPES[number] for number in numbers]
+    seen = [seen[0], *seen[1].types] if name == "gather" else seen[: len(views)]
+    assert seen == list(map(type_of, views)) and numbers[len(views) :] == wanted_numbers[len(views) :]
+    check_given_back(*tensors)
+
+
+def test_several_arguments():
+    fuzz(calls_with_several(), check_several_arguments, 1)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_each_source_by_each_path(source):
+    """Whatever examples are drawn; and what is called a fast entry is one."""
+    kind = kinds(source, NUMBERS, range(6))[0]
+    shape = (3,) * kind.ndim
+    strides = tuple(fuzzing.compact(shape, np.dtype(kind.dtype).itemsize, "C"))
+    spec = Spec(kind.dtype, shape, strides, readonly=kind.readonly)
+    each, tensor = Given(source.name, spec), source.make(spec.build()[0])
+    for path in PATHS:
+        for name in (*READERS, "rotate"):
+            check_one_tensor(OneTensor(source.name, name, path, spec, spec))
+        for name in ("mix", "gather"):
+            check_several_arguments((name, path, (each, 2.5, (each, (each,)))))
+    for name, arguments in (("look", (tensor,)), ("mix", (tensor, 2.5, (tensor, (tensor,))))):
+        kernel = new_kernel(KERNELS[name])  # with room for a fast entry
+        make_call(kernel, "fast entry", arguments, arguments)
+        assert is_fast(kernel, tensor)
 
 
 # ---- random bytes ----------------------------------------------------------------------------------------------------
