@@ -181,7 +181,7 @@ def test_a_disk_that_is_full(folder, limit, is_killed):
     assert folder.save("name", "key", VALUE) and folder.load("name", "key") == VALUE
 
 
-# ---- one type's name in two programs -----------------------------------------------------------------------------------
+# ---- one type's name in two programs -------------------------------------------------------------------------------
 
 MONEY = """
     import sys

@@ -637,7 +637,7 @@ def test_bound_launches_do_not_travel(scaled, pickler):
 
 
 def test_dasks_token_of_a_kernel_that_has_compiled_since_is_the_same(scaled):
-    """Its pickle is another. Dask makes its token of these two, for all that is Numba's; tokens of other kernels differ."""
+    """Its pickle is another. Dask makes its token of these two, for all that is Numba's; other kernels have others."""
     try:
         from dask.base import tokenize
     except ImportError:
