@@ -370,3 +370,30 @@ def test_processes_compile_each_kernel_once(tmp_path):
     assert all(path.suffix == ".entry" for path in entries), "claims are left"
     own = [path for path in entries if not path.name.startswith(("kernels_of_the_test", "self_test"))]
     assert 6 < native <= len(own), "a function was compiled by several"
+
+
+WAITS = "os.read(started, 1)  # until all are there\n"
+VANISHES = """
+            import shutil, time
+            while number == 0 and not any(".claim.tmp" in str(files) for _, _, files in os.walk(sys.argv[2])):
+                time.sleep(0.001)
+            number or shutil.rmtree(sys.argv[2], ignore_errors=True)
+"""
+AFTER = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    import numpy as np
+    import kernels_of_the_test as k
+    print(k.outer(np.arange(3.0)), sum(k.outer.stats.cache_misses.values()))
+    """
+
+
+def test_a_folder_that_vanishes_while_processes_compile(tmp_path):
+    """Those that hold claims in it, and those that wait, go on; later ones keep their code where it was."""
+    (tmp_path / "kernels_of_the_test.py").write_text(KERNELS)
+    cache = str(tmp_path / "cache")
+    assert WAITS in STORM
+    storm = STORM.replace(WAITS, WAITS + VANISHES)
+    assert int(fork_python(storm, str(tmp_path), cache, NUMBA_CACHE_DIR=cache).stdout.split()[0]) >= 1
+    later = [fork_python(AFTER, str(tmp_path), NUMBA_CACHE_DIR=cache).stdout.split() for _ in range(2)]
+    assert later[0] in (["6.0", "1"], ["6.0", "0"]) and later[1] == ["6.0", "0"]

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from forked import needs_fork
+from forked import fork_python, needs_fork
 
 from fastexchange.ground import cfunction, disk_cache
 from fastexchange.ground.disk_cache import CacheFolder
@@ -179,6 +179,43 @@ def test_a_disk_that_is_full(folder, limit, is_killed):
     assert folder.load("name", "key") is None
     assert [path.suffix for path in folder.path.iterdir()] == [".tmp"] * is_killed
     assert folder.save("name", "key", VALUE) and folder.load("name", "key") == VALUE
+
+
+# ---- one type's name in two programs -------------------------------------------------------------------------------
+
+MONEY = """
+    import sys
+    import numpy as np
+    from numba import types
+    from numba.extending import box, intrinsic, models, register_model
+    from fastexchange import fast_args
+
+    class Money(types.Number):
+        def __init__(self):
+            super().__init__("Money")
+
+    @register_model(Money)
+    class Model(models.PrimitiveModel):
+        def __init__(self, manager, of):
+            super().__init__(manager, of, models.ir.DoubleType())
+
+    @box(Money)
+    def boxed(of, value, c):
+        return c.pyapi.float_from_double(c.builder.fmul(value, value.type(float(sys.argv[1]))))
+
+    @intrinsic
+    def as_money(context, x):
+        return Money()(x), lambda context, builder, signature, values: values[0]
+
+    paid = fast_args(lambda x: as_money(x[0]))
+    print(paid(np.ones(3)), paid(np.ones(3)), paid.counts().fast)
+"""
+
+
+def test_results_of_types_of_users_are_made_by_this_process():
+    """Each program has another way to Python."""
+    for factor in ("2.0", "3.0"):
+        assert fork_python(MONEY, factor).stdout.split() == [factor, factor, "1"]
 
 
 # ---- who may have written it -------------------------------------------------------------------------------------------

@@ -634,3 +634,19 @@ def test_functions_of_no_module(name, cache):
 def test_bound_launches_do_not_travel(scaled, pickler):
     with pytest.raises(TypeError, match="not pickled or copied"):
         pickler.dumps(scaled.bind(DOUBLES))
+
+
+def test_dasks_token_of_a_kernel_that_has_compiled_since_is_the_same(scaled):
+    """Its pickle is another. Dask makes its token of these two, for all that is Numba's; other kernels have others."""
+    try:
+        from dask.base import tokenize
+    except ImportError:
+
+        def tokenize(kernel):
+            return dumps((kernel._reduce_class(), kernel._reduce_states()))
+
+    token, data = tokenize(scaled), pickle.dumps(scaled)
+    scaled(SINGLES)
+    assert tokenize(scaled) == token and pickle.dumps(scaled) != data
+    assert len({token, *(tokenize(fast_args(_scale, **options)) for options in ({}, {"grad": "allow"}))}) == 3
+    assert tokenize(received(scaled)) != token

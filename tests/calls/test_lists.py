@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import pytest
 from frameworks import FRAMEWORKS, each_mutable_framework, needs_torch, torch
-from made_producers import ONLY_NUMBA, Dunder, Ledger, tabled_type
+from made_producers import ONLY_NUMBA, Dunder, Ledger, borrow, ffi, tabled_type
 from oracle import blocks_in_use, check_same_as_njit, references_kept, type_and_message
 
 from fastexchange import explain, fast_args, from_dlpack
@@ -500,6 +500,24 @@ def test_what_is_not_as_expected_is_refused():
         with pytest.raises((BufferError, RuntimeError), match=r"argument 'pair' \(position 0\)"):
             kernel((x, bad))
     assert kernel((x, torch.ones(2, dtype=torch.int8))) == kernel((x, x)) == 2.0
+
+
+def test_a_producer_that_fails_amid_a_tuple():
+    """By its table, which the fast entry asks; with a view that is written already."""
+
+    @ffi.callback("int(void *, DLTensor *)")
+    def view(py_object, out):
+        return borrow(py_object, out) or -(int(ffi.cast("intptr_t", py_object)) == id(bad))
+
+    cls = tabled_type("Failing", dltensor_from_py_object_no_sync=view)
+    kernel = fast_args(lambda x, pair: x[0] + pair[1][0])
+    good, bad = cls(np.ones(1)), cls(np.ones(1))
+    assert [kernel(good, (1, good)) for _ in range(WARM)] == [2.0] * WARM and cache_entries(kernel) == 1
+    with references_kept(good, bad):
+        for _ in range(3):
+            with pytest.raises(BufferError, match=r"argument 'pair' \(position 1\)"):
+                kernel(good, (1, bad))
+            assert kernel(good, (1, good)) == 2.0
 
 
 def test_what_is_kept_of_a_tuple(framework):

@@ -43,16 +43,29 @@ def test_free_threaded_interpreters(change):
         import fastexchange
         from other_ways import Protocol, check, raises
         kernel = check()[0]
+        @fastexchange.fast_args(out="x[n] -> y[n]")
+        def added(items, pair, x, y):
+            for i in range(x.shape[0]):
+                y[i] = items[-1][i] + pair[1][i] + x[i]
+
+        readonly = np.ones(3)
+        readonly.flags.writeable = False
         def calls(_):
             for _ in range(50):
                 x = Protocol(np.ones(3))
                 assert kernel(2.0, x, (1.0, 2.0)) == kernel.bind(2.0, x, (1.0, 2.0))() == 9.0
                 assert fastexchange.from_dlpack(x).sum() == fastexchange.convert(x, np.ndarray).sum() == 3.0
+                y = added([x, x], (1.0, x), Protocol(readonly))
+                assert y.tolist() == added.bind([x, x], (1.0, x), Protocol(readonly))().tolist() == [3.0] * 3
+                assert raises(lambda: added([x, x], (1.0, x), object()), "added(): argument 'x' (position 2)")
+                assert raises(lambda: added([x, x], (1.0, object()), x), "added(): argument 'pair' (position 1)")
+                assert raises(lambda: added([x, object()], (1.0, x), x), "added(): argument 'items' (position 0)")
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(calls, range(4)))
         assert fastexchange.from_dlpack(array.array("h", [1, 2])).tolist() == [1, 2]
         assert raises(lambda: fastexchange.polyfill(np.ndarray), "laid out")
-        assert kernel.counts().fast == 0 and "free-threaded" in str(kernel.explain(1.0, np.ones(3), (1.0, 2.0)))
+        assert kernel.counts().fast == added.counts().fast == 0
+        assert "free-threaded" in str(kernel.explain(1.0, np.ones(3), (1.0, 2.0)))
     """)
 
 

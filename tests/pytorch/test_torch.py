@@ -35,6 +35,7 @@ def total_njit(x):
 
 
 total = fast_args(total_njit)
+total_without_the_gil = fast_args(nogil=True)(lambda x: x.sum())
 
 
 @fast_args(grad="allow")
@@ -261,6 +262,29 @@ def test_a_subclass_may_export_what_pytorch_does_not():
 
     tensor = torch.ones(3, dtype=torch.uint8).view(torch.bits8).as_subclass(Exporting)
     assert [total(tensor) for _ in range(3)] == [3] * 3
+
+
+def test_subclasses_with_a_torch_function_are_checked_like_any_other():
+    """Also one that denies of itself that it is negated."""
+    cls = type("Denies", (Unlike,), {"is_neg": lambda self: False})
+    tensor, cut = torch.ones(1 << 10).as_subclass(cls), torch.ones(1 << 20).as_subclass(cls)
+    cut.untyped_storage().resize_(8)
+    negated = (torch.ones(3, dtype=torch.complex64) * 1j).conj().imag.as_subclass(cls)
+    for kernel in (total, total_without_the_gil):
+        for _ in range(3):
+            assert kernel(tensor) == 1 << 10
+            for bad, why in ((cut, "storage"), (negated, "negated")):
+                with pytest.raises(BufferError, match=f"'x'.*{why}"):
+                    kernel(bad)
+
+
+def test_explain_tells_which_tensors_of_a_kernel_without_the_gil_go_to_numbas_dispatcher():
+    tensor = torch.ones(3).as_subclass(Unlike)
+    for _ in range(2):
+        assert "Numba's own dispatcher" in str(total_without_the_gil.explain(tensor))
+        assert total_without_the_gil(tensor) == 3.0
+    assert total_without_the_gil(torch.ones(3)) == 3.0
+    assert "Numba's own dispatcher" not in str(total_without_the_gil.explain(torch.ones(3)))
 
 
 def test_tensors_that_pytorch_does_not_export_are_not_kept():
