@@ -44,7 +44,7 @@ _seconds: collections.Counter[str] = collections.Counter()
 
 
 def pytest_runtest_logreport(report):
-    _seconds[os.path.dirname(report.nodeid)] += report.duration
+    _seconds[os.path.dirname(report.nodeid.partition("::")[0])] += report.duration
 
 
 def pytest_terminal_summary(terminalreporter):
