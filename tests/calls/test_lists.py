@@ -243,6 +243,7 @@ def test_items_in_results(framework, is_bound):
 def test_bound(framework):
     targets, values = arrays(70), arrays(70)
     launch = fill.bind(tensors_of(framework, targets), tensors_of(framework, values))
+    launch()  # a frame that is large enough is kept
     blocks = blocks_in_use()
     for factor in (3, 5):
         for array in values:
