@@ -1,6 +1,7 @@
 """Pickled kernels carry their machine code: a process that can run it compiles nothing, any other compiles."""
 
 import ctypes
+import importlib.util
 import pickle
 import sys
 import threading
@@ -99,8 +100,7 @@ RECEIVER = """
             del kernels, calls, doubled
     print(len([name for name in Noted.compiled if name in names]))
     """
-MODULES = "numba.cloudpickle", "cloudpickle", "dill"
-
+MODULES = list(filter(importlib.util.find_spec, ("numba.cloudpickle", "cloudpickle", "dill")))
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory) -> str:
@@ -108,7 +108,6 @@ def sent(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("pickles")
     source = "from fastexchange import fast_args\n@fast_args\ndef total(x):\n    return x.sum()\n"
     (folder / "module_of_the_test.py").write_text(source)
-    pytest.importorskip("cloudpickle"), pytest.importorskip("dill")
     fork_python(SENDER, str(folder), *MODULES)
     return str(folder)
 
