@@ -1,6 +1,6 @@
 """Make the native code that wheels carry: ``python -m fastexchange._native_build``, which ``.ci/wheel`` runs with each Python.
 
-It compiles all C functions and parts of this checkout for every processor of each platform, x86-64 and aarch64 with Linux, and
+It compiles all C functions of this checkout for every processor of each platform, x86-64 and aarch64 with Linux, and
 writes the files that ``ground.shipped`` reads. The same sources, Python, Numba and llvmlite give the same bytes.
 """
 
@@ -36,7 +36,6 @@ def main() -> int:
 def build() -> None:
     """Compile everything, and write a file for each platform."""
     from .ground import numba_code, numba_internals, shipped
-    from .ground.cfunction import CFunction
     from .ground.sources import code_digest, digest_of, source_files
 
     found = numba_internals.failures()
@@ -49,17 +48,12 @@ def build() -> None:
     for name in TRIPLES:  # else this process would use their code
         shipped.path_of(f"{version}-{name}").unlink(missing_ok=True)
     numba_code.number_names()
-    functions, parts = {}, {}
+    functions = {}
     files: dict[str, Path] = {}
     for value in native_code():
-        print(f"{version}: {'.'.join(value.key)}", flush=True)
+        print(f"{version}: {'.'.join(map(str, value.key))}", flush=True)
         files |= source_files(value.key[0])
-        if isinstance(value, CFunction):
-            functions[value.key] = value.compile()[:2]
-        else:
-            name, library = value.compile()
-            symbol = f"{__package__}.part.{'.'.join(value.key)}"
-            parts[value.key] = symbol, numba_code.finish_part(library, name, symbol)
+        functions[value.key] = value.compile()[:2]
     codes = {name: compile(file.read_bytes(), file.name, "exec", dont_inherit=True) for name, file in files.items()}
     sources = {name: (digest_of(name)[0], code_digest(codes[name])) for name in sorted(files)}
     proof = importlib.import_module(f"{__package__}.dispatch.self_test").calls_as_numba()
@@ -71,12 +65,11 @@ def build() -> None:
             (soabi, *numba_code.native_code_depends_on()[1:]),
             sources,
             {key: numba_code.serialized_for(triple, *made) for key, made in functions.items()},
-            {key: (symbol, numba_code.moved_to(triple, bitcode)) for key, (symbol, bitcode) in parts.items()},
             soabi == here,
         )
         path = shipped.path_of(soabi)
         shipped.write(path, code)
-        print(f"{path}: {len(functions)} functions, {len(parts)} parts, {path.stat().st_size} bytes", flush=True)
+        print(f"{path}: {len(functions)} libraries, {path.stat().st_size} bytes", flush=True)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Rows:
         return made
 
     def launched(self, launcher, values: dict[str, Any]):
-        """The launcher, after launches enough for its fast entry."""
+        """The launcher, after launches enough for its cache entry."""
         for _ in range(40):
             launcher(*values.values())
         return launcher

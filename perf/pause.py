@@ -1,55 +1,47 @@
-"""The pause in the seventeenth call with the same types, in which their fast entry is compiled: ``pause.py [numpy torch]``.
+"""Whether a call after the first with its types takes longer than the others: ``pause.py [numpy torch]``.
 
-Each row is a new process and a kernel with two tensors. The first has to make the helpers of entries, too, unless the package was
-installed from a wheel, the second another combination of ranks, the third finds that one's entry on disk. Without PyTorch give
-``numpy``. The code cache is a copy of this user's, without entries and their helpers.
+Each row is a kernel with two tensors of these ranks, in a new process. The times are CPU times, which other work does not change.
+Nothing is compiled for a combination of kinds and ranks but the kernel. Without PyTorch give ``numpy``.
 """
 
 import os
-import shutil
+import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from time import process_time_ns
 
-ROWS = (("helpers and entry", (1, 1)), ("entry", (1, 2)), ("entry from disk", (1, 2)))
+RANKS = ((1, 1), (1, 2), (4, 3))
 
 
-def longest_call(framework: str, ranks: tuple[int, ...]) -> float:
-    """CPU milliseconds, which other work on the machine does not stretch, of the longest of forty calls after the first."""
+def times_of_calls(framework: str, ranks: tuple[int, ...]) -> list[float]:
+    """CPU microseconds of each of a thousand calls."""
     import fastexchange
 
     module = __import__(framework)
     tensors = [module.ones((2,) * rank, dtype=module.float32) for rank in ranks]
     kernel = fastexchange.fast_args(lambda x, y: x.size + y.size)
-    assert kernel(*tensors) == sum(2**rank for rank in ranks)
     times = []
-    for _ in range(40):
+    for _ in range(1000):
         start = process_time_ns()
         kernel(*tensors)
-        times.append(process_time_ns() - start)
-    return max(times) / 1e6
+        times.append((process_time_ns() - start) / 1e3)
+    return times
 
 
 def main(frameworks: list[str]) -> None:
-    from fastexchange.ground.cfunction import code_cache
-
-    with tempfile.TemporaryDirectory() as folder:
-        if code_cache.directory is not None and os.path.isdir(code_cache.directory):
-            kept = Path(code_cache.directory)
-            shutil.copytree(kept, Path(folder) / kept.name, ignore=shutil.ignore_patterns("fast*"))
-        for framework in frameworks:
-            for name, ranks in ROWS:
-                command = [sys.executable, __file__, "--one", framework, *map(str, ranks)]
-                done = subprocess.run(
-                    command, env={**os.environ, "NUMBA_CACHE_DIR": folder}, stdout=subprocess.PIPE, text=True, check=True
-                )
-                print(f"{framework:6} {name:18} {float(done.stdout):8.1f} ms")
+    for framework in frameworks:
+        for ranks in RANKS:
+            process = (sys.executable, str(Path(__file__).resolve()), "--of", framework, *map(str, ranks))
+            first, median, longest = subprocess.check_output(process, env=os.environ, text=True).split()
+            title = f"{framework}, ranks {' and '.join(map(str, ranks))}"
+            print(f"{title:24} the first call {first:>9} µs; later ones {median}, the longest {longest}", flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        print(longest_call(sys.argv[2], tuple(map(int, sys.argv[3:]))))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout
+    if sys.argv[1:2] == ["--of"]:
+        first, *later = times_of_calls(sys.argv[2], tuple(map(int, sys.argv[3:])))
+        print(f"{first:.0f} {statistics.median(later):.2f} {max(later):.2f}")
     else:
         main(sys.argv[1:] or ["numpy", "torch"])

@@ -16,6 +16,7 @@ from pathlib import Path
 import made_producers
 import numba
 import numpy as np
+from cache_entries import cache_entries
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from numba import types
@@ -93,13 +94,9 @@ def type_of(view):
 
 
 def is_fast(kernel, *arguments) -> bool:
-    """Whether the next call of `kernel` goes to a fast entry that was compiled for arguments of these types."""
-    native = kernel._native
-    last = ffi.cast("fx_overload *", native.native.last)
-    if last.fast_entry == native.runtime.native.vectorcall_any:
-        return False
-    expected = ffi.cast("fx_expected *", last.expected)
-    return all(expected[i].type == id(type(argument)) for i, argument in enumerate(arguments))
+    """Whether the next call of `kernel` goes to a cache entry for arguments of these types."""
+    last = kernel._native.native.last
+    return any(entry.address == last and entry.types == [id(type(each)) for each in arguments] for entry in cache_entries(kernel))
 
 
 # ---- random arrays ---------------------------------------------------------------------------------------------------
@@ -369,7 +366,7 @@ looks_inside = fast_args(lambda pair: (type_number(pair[0]), report(pair[0])))
 looks_beside = fast_args(lambda text, x: (type_number(x), report(x)))
 CONSUMERS = {
     "kernel": looks,
-    "fast entry": looks,
+    "cache entry": looks,
     "keyword": lambda tensor: looks(x=tensor),
     "kernel without the GIL": looks_unlocked,
     "kernel, in a tuple": lambda tensor: looks_inside((tensor, 1)),
@@ -381,7 +378,7 @@ CONSUMERS = {
 
 @functools.cache
 def honest(dtype: str, ndim: int):
-    """A sound tensor of the type ``Tabled`` for which `looks` has a fast entry."""
+    """A sound tensor of the type ``Tabled`` for which `looks` has a cache entry."""
     tensor = Tabled(np.ones((2,) * ndim, dtype))
     for _ in range(20):
         looks(tensor)
@@ -395,16 +392,16 @@ def try_tensor(case: tuple[Tensor, str, str]) -> str:
     memory = np.arange(2048).astype(np.uint8) % 251
     ledger = Ledger()
     tensor = PRODUCERS[producer](memory, ledger, **described.lies(memory))
-    borrows = producer == "view" and consumer in ("kernel", "fast entry", "keyword", "kernel, in a tuple")
+    borrows = producer == "view" and consumer in ("kernel", "cache entry", "keyword", "kernel, in a tuple")
     protocol = "legacy" if producer == "legacy __dlpack__" else "borrowed" if borrows else "versioned"
     want = expected(described, memory, protocol)
     is_kernel = not consumer.startswith("from_dlpack")
     if want is not None and is_kernel and (want.dtype.str[1:].replace("b1", "?"), want.ndim) not in KERNEL_KINDS:
         return "not compiled"
     references = sys.getrefcount(tensor)
-    if consumer == "fast entry":
+    if consumer == "cache entry":
         kind = DTYPE_NAMES.get((described.code, described.bits)), described.ndim
-        looks(honest(*kind if kind in KERNEL_KINDS else ("f8", 1)))  # the next call goes to its fast entry
+        looks(honest(*kind if kind in KERNEL_KINDS else ("f8", 1)))  # the next call goes to its cache entry
     try:
         got = CONSUMERS[consumer](tensor)
     except BufferError as error:

@@ -11,10 +11,10 @@ from made_producers import ONLY_NUMBA, Dunder
 
 from fastexchange import fast_args, from_dlpack
 
-WARM = 40
-"""Calls after which a kernel's fast entry is in use."""
+WARM = 4
+"""Calls after which a kernel's cache entry is in use."""
 Turning = hostile_type("Turning")
-"""The type of the tensors that behave until their kernel's fast entry is in use."""
+"""The type of the tensors that behave until their kernel's cache entry is in use."""
 
 
 def sum_of(first, x):
@@ -29,7 +29,7 @@ def size_of(first, x):
 
 
 def kernels_of(function) -> dict:
-    """`warm` is for what is to reach a fast entry: there are eight for each combination of types."""
+    """`warm` is for what is to reach a cache entry: there are eight for each combination of types."""
     return {"plain": fast_args(function), "warm": fast_args(function), "unlocked": fast_args(function, nogil=True)}
 
 
@@ -44,7 +44,7 @@ def ignore(*arguments):
 
 @functools.cache
 def warm(kernel) -> None:
-    """Bring `kernel` to its fast entry for a float and a well-behaved tensor of the type ``Turning``."""
+    """Bring `kernel` to its cache entry for a float and a well-behaved tensor of the type ``Turning``."""
     tensor = Turning(behaves=True)
     for _ in range(WARM):
         kernel(1.0, tensor)
@@ -54,7 +54,7 @@ def warm(kernel) -> None:
 
 
 def turning(kernels, **acts):
-    """A tensor that begins to misbehave when it has been taken by the fast entry."""
+    """A tensor that begins to misbehave when it has been taken by the cache entry."""
     warm(kernels["warm"])
     tensor = Turning(behaves=True, **acts)
     for _ in range(3):
@@ -87,7 +87,7 @@ def gives_legacy(kernels, give=legacy, **lies):
 BESIDE = {"a number": lambda: 1.0, "a tensor": lambda: Dunder(np.ones(3)), "what only Numba reads": lambda: ONLY_NUMBA}
 WAYS = {
     "a view": ("view", lambda kernels, **acts: hostile_type()(**acts), by("plain")),
-    "a view, in a fast entry": ("view", turning, by("warm")),
+    "a view, in a cache entry": ("view", turning, by("warm")),
     "a view, by keyword": ("view", viewed, lambda kernels, x: kernels["plain"](x=x, first=1.0)),
     "an export": ("export", lambda kernels, **acts: hostile_type(**{VIEW: None})(**acts), by("plain")),
     "an export without the GIL": ("export", viewed, by("unlocked")),

@@ -41,7 +41,7 @@ ROUNDS, WARM_ROUNDS = 40, 8
 RESIDENT_BOUND = 6 * 2**20
 """Bytes by which resident memory may grow: less than one for each call of the full run."""
 BLOCKS_BOUND = 12_000
-"""Memory blocks of CPython's allocator by which it may grow: some 3,000 for each fast entry that is compiled late, which cannot
+"""Memory blocks of CPython's allocator by which it may grow: some 3,000 for each cache entry that is compiled late, which cannot
 be ruled out; in the full run not one block for a thousand calls, or for eight types."""
 BOUNDS = {"resident bytes": RESIDENT_BOUND, "memory blocks": BLOCKS_BOUND, "references": 20_000}
 """References are counted in a debug build of CPython only."""
@@ -344,7 +344,7 @@ def soak_calls(total: int) -> list[str]:
         tensors.container.clear()
         tensors.launches.clear()
 
-    for _, share, call in ways:  # whatever is compiled is compiled now, fast entries too
+    for _, share, call in ways:  # whatever is compiled is compiled now, cache entries too
         work(call, 600 if share > 1000 else 20)
     gc.collect()
     gc.freeze()
@@ -455,7 +455,7 @@ def soak_types(total: int, seed: int = 0) -> list[str]:
     problems: list[str] = []
     gc.collect()
     gc.freeze()
-    for name in names:  # whatever is compiled is compiled now, fast entries too: a kernel has eight for one signature
+    for name in names:  # whatever is compiled is compiled now, cache entries too: a kernel has eight for one signature
         for number in range(2 * len(_ANSWERS)):
             wrong_answer(*made_by(name, number), 80)
             gc.collect()

@@ -379,7 +379,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         """Make the ``KernelContext``. Not under a lock: this may compile, and Numba's compiler has a lock of its own."""
         from ..dispatch.outputs import vectorcall_heeding_modes, vectorcall_with_outputs
         from ..dispatch.overloads import KernelContext
-        from ..dispatch.vectorcall import vectorcall
+        from ..dispatch.rows import vectorcall
         from . import results
 
         release_gil = bool(self.targetoptions.get("nogil"))
@@ -611,12 +611,6 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             reword(self, bound, error)
         finally:
             del error  # its traceback holds this frame
-
-    def _cache_call(self, /, *args, **kwargs):
-        """Compile a fast entry for such calls. Native code calls this after calls that repeat."""
-        from .resolve import cache_call
-
-        cache_call(self, self._parameters.bind(*args, **kwargs))
 
     _call_own = numbas_call  # the call by Numba's dispatcher
 

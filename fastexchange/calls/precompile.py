@@ -25,7 +25,7 @@ from ..ground.safe_repr import shown
 from .compile_errors import not_declared
 from .declared import as_computed
 from .fallback import are_numbas, as_numba_takes_it, call_numba
-from .resolve import Report, Resolver, cache_call
+from .resolve import Report, Resolver
 
 __all__ = ["arguments_of", "precompile", "signature_in"]
 
@@ -120,15 +120,14 @@ def _for_example(kernel, args: tuple, kwargs: dict[str, Any], what: str) -> tupl
 
 
 def _natively(kernel, bound: tuple) -> Report:
-    """Compile for a call that native code makes, and its fast entry. Any other status than STATUS_UNKNOWN_SHAPE: it does not."""
+    """Compile for a call that native code makes. Any other status than STATUS_UNKNOWN_SHAPE: it does not."""
     resolver = Resolver(kernel, bound)
     report = resolver.report
     try:
         resolver.run(DRY_RUN)
         if report.status == structs.STATUS_UNKNOWN_SHAPE:
-            if kernel._native.is_native(report.keys) or (report.keys not in kernel._native and resolver.specialise()):
-                cache_call(kernel, bound)
-            else:
+            is_new = report.keys not in kernel._native
+            if not (kernel._native.is_native(report.keys) or (is_new and resolver.specialise())):
                 report.native.status = structs.STATUS_NUMBA
     except Exception:
         if not are_numbas(kernel, bound):

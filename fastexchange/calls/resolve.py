@@ -27,7 +27,6 @@ from ..ground.native import address_of
 from ..ground.numba_code import runs_python
 from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
 from ..ground.parameters import find_item
-from ..ground.passing import may_pass
 from ..producers import buffer, torch, torch_storage
 from .compile_errors import add_call
 from .fallback import are_numbas, call_numba, copy_of, forget_frames
@@ -238,33 +237,6 @@ def leaf_count(values: tuple) -> int:
 
 def _items(value) -> int:
     return len(value) if type(value) is list else 0
-
-
-def cache_call(kernel, bound: tuple) -> None:
-    """Compile a fast entry for calls with arguments of these types, if their signature is still filed.
-
-    Exports have effects in their producers, so none is made here if one signature alone fits what can be read without them.
-    """
-    report = Report()
-    shown, exported = kernel._native.without_exports(bound)
-    try:
-        if exported:
-            learn(None)  # which stands for them
-        status = attempt(kernel, shown, DRY_RUN, report)
-        fitting = kernel._native.keys_like(report.keys, exported) if exported else [report.keys]
-        if len(fitting) > 1:
-            status, fitting = attempt(kernel, bound, DRY_RUN, report), [report.keys]
-    except Exception:  # a producer has raised; the call itself has been made already
-        return
-    if status != structs.STATUS_UNKNOWN_SHAPE or not fitting or fitting[0] not in kernel._native:
-        return
-    try:
-        kernel._native.add_cache_entry(fitting[0], bound)
-    except Exception as error:  # calls are right without a fast entry
-        if may_pass(error):  # there will be one
-            return
-        message = f"{kernel.__name__}() stays on the general native path, its fast entry failed to compile: {error!r}"
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 # ---- compiling -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from ..ground.cfunction import CFunction, Part
+from ..ground.cfunction import CFunction
 
 __all__ = ["native_code"]
 
@@ -13,14 +13,15 @@ PLACES = ("ground", "dispatch", "producers", "exchange", "measuring.exports", "c
 """Packages and modules with native code. Those of ``measuring`` that need an optional package have none, and are not imported."""
 
 
-def native_code() -> Iterator[CFunction | Part]:
-    """Yield all C functions and parts, in an order that depends on the sources only."""
+def native_code() -> Iterator[CFunction]:
+    """Yield the first C function of each library, in an order that depends on the sources only."""
     seen = set()
     for place in PLACES:
         found = importlib.import_module(f"{_PACKAGE}.{place}")
         modules = sorted(each.name for each in pkgutil.iter_modules(getattr(found, "__path__", ()), f"{found.__name__}."))
         for module in modules or (found.__name__,):
             for value in list(vars(importlib.import_module(module)).values()):
-                if isinstance(value, (CFunction, Part)) and value.key not in seen:
-                    seen.add(value.key)
-                    yield value
+                for function in value if isinstance(value, tuple) else (value,):
+                    if isinstance(function, CFunction) and function.is_first and function.key not in seen:
+                        seen.add(function.key)
+                        yield function

@@ -5,12 +5,10 @@ from typing import NamedTuple
 
 from .._abi import ffi
 from ..dispatch import overloads as dispatch
-from ..dispatch import read_arguments
 from ..dispatch.structs import MAX_DEVICES
 from ..ground.dlpack import CUDA
 from ..ground.native import address_of
-from . import launch_entry, native_launch, resets, structs
-from .converting import words_of_all
+from . import native_launch, resets, structs
 from .driver import driver
 from .targets import Compiled, Parameter
 
@@ -31,8 +29,6 @@ class CudaContext(dispatch.KernelContext):
     An omitted argument is passed as its default: CUDA's dispatchers have no ``types.Omitted``.
     """
 
-    _MAX_CACHED = 512  # a limit of the compiled code's length; no frame is needed
-
     def __init__(self, parameters, name: str, guard: int):
         super().__init__(parameters, name, False, guard)
         self.why_own: dict[tuple[int, ...], str] = {}
@@ -45,8 +41,8 @@ class CudaContext(dispatch.KernelContext):
 
     def _prepare(self) -> None:
         self.native.device_type = CUDA
-        self.native.walk = read_arguments.walk_for_device.address
         self.native.vectorcall_any, self.native.run = native_launch.vectorcall_any.address, native_launch.run.address
+        self.native.begin_row, self.native.launch_row = native_launch.begin_row.address, native_launch.launch_row.address
 
     def add_launchable(self, keys: tuple[int, ...], given: tuple, launchable: Launchable, generation: object) -> None:
         """File the compiled kernel for calls with these keys."""
@@ -57,7 +53,7 @@ class CudaContext(dispatch.KernelContext):
         super()._file_new(keys, code)
         if not code.trampoline:
             return
-        overload, _, kept, _ = self._overloads[keys]
+        overload, _, kept = self._overloads[keys]
         loaded = ffi.new("fx_loaded[]", MAX_DEVICES)
         parameters = ffi.new("int64_t[]", [parameter.code for parameter in code.compiled.parameters] or [0])
         changes = ffi.new("int64_t[]", code.compiled.conversions or [0])
@@ -112,20 +108,6 @@ class CudaContext(dispatch.KernelContext):
         """The address of the ``fx_overload`` for these keys; 0 if it has been forgotten."""
         filed = self._overloads.get(keys)
         return 0 if filed is None else address_of(filed.overload)
-
-    def _fast_entry(self, code, nodes, count: int) -> int:
-        launchable = code.compiled
-        words = words_of_all(code.given)
-        parameters = tuple(parameter.code for parameter in launchable.parameters)
-        return launch_entry.launch_entry(nodes, count, words, parameters, tuple(launchable.conversions))
-
-    def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple):
-        if words_of_all(given) > launch_entry.MAX_WORDS:
-            return None
-        if any(self.runtime.entries.fields(type(value)).get("asks_python") for value in self._with_items(bound)):
-            return None  # Python code has to be told of the stream
-        streams = {self.runtime.entries.fields(type(value)).get("stream", 0) for value in self._with_items(bound)} - {0}
-        return super()._nodes(keys, bound, given) if len(streams) < 2 else None
 
 
 def _loaded_of(overload):

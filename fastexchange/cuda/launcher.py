@@ -161,12 +161,6 @@ class CudaLauncher(NativeCallable):
         self.kernel._slow_calls += 1
         call_otherwise(self, bound)
 
-    def _cache_call(self, /, *args, **kwargs) -> None:
-        """Compile a fast entry for such launches, after launches that repeat."""
-        from ..calls.resolve import cache_call
-
-        cache_call(self.kernel, self.kernel.bound_arguments(args, kwargs))
-
     def _refused(self, position: int, errors: list[BaseException]):
         self.kernel._refused(position, errors)
 

@@ -13,7 +13,10 @@ Source: CUDA Driver API 13, "Execution Control"; DLPack 1.3, ``DLPackCurrentWork
 from numba import types
 
 from ..dispatch import structs as dispatch
-from ..dispatch.python_calls import call_method
+from ..dispatch.frame import give_frame, release
+from ..dispatch.python_calls import call_method, refuse_launch
+from ..dispatch.readers import begin_reading
+from ..dispatch.rows import begin_exports, leave, row_reader
 from ..dispatch.vectorcall import call_any, run_by
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
@@ -245,6 +248,36 @@ def run(context_address, args, nargs, flags, state):
     return run_by(launch_on_device, context_address, args, nargs, flags, state)
 
 
+@row_reader
+def begin_row(items, row, word, array, frame_address):
+    """``dispatch.rows.begin_row`` of a launch, which also notes where its tensors are."""
+    frame = dispatch.frame_at(frame_address)
+    begin_reading(frame.context, frame, 0)
+    return begin_exports(items, row, word, array, frame_address)
+
+
+@row_reader
+def launch_row(items, row, word, array, frame_address):
+    """``dispatch.rows.launch_row`` of a launch."""
+    frame = dispatch.frame_at(frame_address)
+    context = dispatch.context_at(frame.context)
+    runtime = dispatch.runtime_at(context.runtime)
+    callable_ = frame.callable
+    frame.array_count = 0
+    status = dispatch.STATUS_CHANGED
+    if frame.exports_used == frame.export_count:
+        status = launch_words(frame.context, frame_address, frame.overload, load(callable_ + CALLABLE_CONTEXT))
+    if status != dispatch.STATUS_OK and status != dispatch.STATUS_DRIVER:
+        return leave(row, frame_address, status)
+    code = frame.code
+    release(runtime, frame)
+    give_frame(runtime, frame_address)
+    if status == dispatch.STATUS_DRIVER:
+        return refuse_launch(context, callable_, code)
+    context.calls += 1
+    return c.new_none()
+
+
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_any(callable_, args, nargsf, kwnames):
     """``dispatch.vectorcall.call_any`` of a launcher."""
@@ -261,7 +294,7 @@ def vectorcall_own(callable_, args, nargsf, kwnames):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall(callable_, args, nargsf, kwnames):
-    """The vectorcall of a launcher: calls the fast entry of the last cached call, as ``dispatch.vectorcall.vectorcall`` does."""
+    """The vectorcall of a launcher: calls the last cache entry, as ``dispatch.rows.vectorcall`` does."""
     context_address = structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context
     last = dispatch.context_at(context_address).last
     fast_entry = dispatch.overload_at(last).fast_entry

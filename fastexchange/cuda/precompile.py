@@ -3,7 +3,6 @@
 from numba.core import sigutils
 
 from ..calls.precompile import arguments_of, signature_in
-from ..calls.resolve import cache_call
 from ..dispatch import structs
 from ..dispatch.readers import DRY_RUN
 from . import python_exports
@@ -32,7 +31,7 @@ def precompile(kernel, calls: tuple) -> list[tuple]:
 
 
 def _for_example(kernel, bound: tuple, what: str) -> tuple:
-    """Compile for launches with these arguments on their device, and the fast entry of such launches."""
+    """Compile for launches with these arguments on their device."""
     launcher = kernel[1, 1]
     infos = classify_arguments(kernel, bound)
     if launcher.why_not or is_for_package(infos):
@@ -45,5 +44,4 @@ def _for_example(kernel, bound: tuple, what: str) -> tuple:
         taken, _ = taken_for(kernel, types_given(kernel, report.keys))
         if report.keys not in kernel._native and not resolver.specialise():
             compiled_for(kernel, taken, device_of(kernel, report))
-    cache_call(kernel, bound)
     return taken

@@ -29,7 +29,6 @@ FRAME_BYTES = sizeof("fx_frame")
 ARRAY_BYTES = sizeof("fx_array")
 EXPORT_BYTES = sizeof("fx_export")
 LIST_BYTES = sizeof("fx_list")
-TUPLE_WORDS = 2 * structs.MAX_TUPLE_DEPTH
 DEFAULT_KEYS = 64
 MAX_KEPT_KEYS = 8192  # of a frame that is kept for later calls: about 2 MB
 ARRAY_WORDS_PER_KEY = 12
@@ -42,7 +41,7 @@ def new_frame(keys):
     Only arrays check ``words_limit``. Behind it there is room for two words of every leaf, so that other leaves need no check.
     """
     words = keys * ARRAY_WORDS_PER_KEY
-    size = FRAME_BYTES + structs.RESULT_BYTES + 8 * words + keys * (16 + 8 + ARRAY_BYTES + EXPORT_BYTES + LIST_BYTES + 8) + 64
+    size = FRAME_BYTES + structs.RESULT_BYTES + 8 * words + keys * (16 + 8 + 8 + ARRAY_BYTES + EXPORT_BYTES + LIST_BYTES + 8) + 64
     at = c.PyMem_RawMalloc(size)
     if at == 0:
         return 0
@@ -53,7 +52,8 @@ def new_frame(keys):
     frame.words_limit = frame.words + 8 * words
     frame.keys = frame.words_limit + 16 * keys
     frame.key_capacity = keys
-    frame.arrays = frame.keys + 8 * keys
+    frame.entries = frame.keys + 8 * keys
+    frame.arrays = frame.entries + 8 * keys
     frame.exports = frame.arrays + ARRAY_BYTES * keys
     frame.export_capacity = keys
     frame.lists = frame.exports + EXPORT_BYTES * keys
@@ -64,8 +64,10 @@ def new_frame(keys):
     frame.export_count = 0
     frame.list_count = 0
     frame.snapshot_count = 0
+    frame.flags, frame.is_owning, frame.exports_used = 0, 0, 0
     frame.takes_back = 0
     frame.code = 0
+    frame.scratch = 0
     for i in range(keys):
         structs.array_at(frame.arrays + ARRAY_BYTES * i).held = 1
         meminfo = NRT_MemInfo_alloc(0)
@@ -141,37 +143,6 @@ def export_of_array(frame, i):
     for j in range(i):
         index += structs.array_at(frame.arrays + ARRAY_BYTES * j).origin & 3 == structs.ORIGIN_EXPORT
     return frame.exports + EXPORT_BYTES * index
-
-
-@native
-def note_origins(frame, overload, args):
-    """Fill in ``fx_array.origin`` after a call of a fast entry, which does not."""
-    arrays = 0
-    pending = stack(TUPLE_WORDS)
-    depth = 0
-    items = args
-    left = overload.given_count
-    for i in range(overload.expected_count):
-        while left == 0 and depth > 0:
-            depth -= 1
-            items = load(pending + 16 * depth)
-            left = load(pending + 16 * depth + 8)
-        if left == 0:  # the remaining arguments are omitted
-            break
-        expected = structs.expected_at(overload.expected + structs.EXPECTED_SIZE * i)
-        ob = load(items)
-        items += 8
-        left -= 1
-        if expected.origin >= 0:
-            structs.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = ob + expected.origin
-            arrays += 1
-        if expected.items >= 0:
-            store(pending + 16 * depth, items)
-            store(pending + 16 * depth + 8, left)
-            depth += 1
-            items = ob + c.OB_ITEM
-            left = expected.items
-    frame.array_count = arrays
 
 
 @native
@@ -344,6 +315,7 @@ def release(runtime, frame):
             let_escape(runtime, frame, i)
     frame.array_count = 0
     release_exports(frame)
+    frame.flags, frame.is_owning, frame.exports_used = 0, 0, 0
     count = frame.snapshot_count
     frame.snapshot_count = 0
     for i in range(count):

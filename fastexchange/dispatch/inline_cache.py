@@ -1,16 +1,23 @@
 """Find the overload for a call: by its keys, or by its arguments' types in the inline cache.
 
-An overload that is called often has an inline cache, a list of entries: each is a copy of the overload with the types of one
-call's arguments and a fast entry for them. :func:`site_of` leads to an entry by a hash of the arguments.
+An overload has an inline cache, a list of entries: each is a copy of the overload with ``rows`` for one call's argument types.
+:func:`site_of` leads to an entry by a hash of the arguments.
 """
 
 from numba import types
 
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
 from ..ground.cpython import OB_ITEM, OB_SIZE, Py_TYPE
+from ..ground.dlpack import CPU
 from ..ground.native import call_word, load, native, stack, store
 from ..producers.ndarray import ndarray_at
 from . import structs
-from .frame import TUPLE_WORDS
+from .exports import TURNS, has_turn, is_exported
+from .frame import ARRAY_BYTES
+from .pack import dtype_entry, misaligned_bits
+from .readers import SCALAR_INT64
+from .torch_guard import field_in_memory, guard_of, number_in_memory
 from .type_table import GOLDEN, find
 
 
@@ -34,63 +41,251 @@ def look_up(context, keys, count):
     return 0
 
 
-AGREES, DIFFERS, IS_DEAD = 0, 1, 2
+IN_ORDER = structs.C_ORDER | structs.ALIGNED | structs.WRITEABLE
+PARENTS = structs.MAX_TUPLE_DEPTH
+DIFFERS, AGREES, HAS_DIED = 0, 1, 2
 
 
 @native
-def is_expected(overload, args):
-    """Whether arguments have the types of a cache entry; IS_DEAD if one of these types has died."""
-    pending = stack(TUPLE_WORDS)
-    depth = 0
+def first_value_of(entry_address):
+    """The address of the row of a cache entry's first value. Before it there is room for the rows of exports, and one more."""
+    return entry_address + structs.OVERLOAD_SIZE + structs.ROW_SIZE * (1 + TURNS * structs.overload_at(entry_address).row_count)
+
+
+@native
+def is_end(row):
+    """Whether a row is the end of a tuple."""
+    return row.key == 0
+
+
+@native
+def following(row, ob, items, parents):
+    """Where the next row's value is, behind the value `ob` of a row. `parents`: the words in which tuples keep their place."""
+    if not structs.is_tuple(row.key):
+        return items + 8
+    store(parents + 8 * row.level, items + 8)
+    return ob + OB_ITEM
+
+
+@native
+def have_types_of(entry_address, args):
+    """Whether arguments, and items of tuples, have the types of a cache entry."""
+    parents = stack(PARENTS)
     items = args
-    left = overload.expected_count
-    for i in range(overload.expected_count):
-        while left == 0:
-            depth -= 1
-            items = load(pending + 16 * depth)
-            left = load(pending + 16 * depth + 8)
+    row_address = first_value_of(entry_address)
+    for _ in range(structs.overload_at(entry_address).row_count):
+        row = structs.row_at(row_address)
+        row_address += structs.ROW_SIZE
+        if is_end(row):
+            items = load(parents + 8 * row.level)
+            continue
         ob = load(items)
-        items += 8
-        left -= 1
-        expected = structs.expected_at(overload.expected + structs.EXPECTED_SIZE * i)
-        if Py_TYPE(ob) != expected.type:
-            return IS_DEAD if expected.type == 0 else DIFFERS
-        if expected.items >= 0:
-            if load(ob + OB_SIZE) != expected.items or depth == structs.MAX_TUPLE_DEPTH:
-                return DIFFERS
-            store(pending + 16 * depth, items)
-            store(pending + 16 * depth + 8, left)
-            depth += 1
-            items = ob + OB_ITEM
-            left = expected.items
-    return AGREES
+        if Py_TYPE(ob) != load(row.entry):
+            return False
+        if structs.is_tuple(row.key) and load(ob + OB_SIZE) != row.expected[0]:
+            return False
+        items = following(row, ob, items, parents)
+    return True
 
 
 @native
-def find_cached(context, first, args):
-    """Find the entry in the inline cache of the overload `first` for these arguments' types, and make it the context's last.
+def compare(first, entry_address, entries):
+    """Whether a call with these types has those of a cache entry, AGREES or DIFFERS; HAS_DIED if one of the entry's has died."""
+    outcome = AGREES
+    for i in range(first.row_count):
+        wanted = structs.row_at(first.rows + structs.ROW_SIZE * i)
+        if is_end(wanted):
+            continue
+        found = structs.row_at(first_value_of(entry_address) + structs.ROW_SIZE * i).entry
+        if load(found) == 0:
+            return HAS_DIED
+        if found != load(entries + 8 * wanted.expected[0]):
+            outcome = DIFFERS
+    return outcome
 
-    Returns: the entry; `first` if there is none; 0 if one should be made now (``KernelContext.add_cache_entry``).
+
+@native
+def place_of(key):
+    """The place in ``row_readers`` for values with a key: an array's rank up to 4, or 0; 5 more unless it is in order."""
+    if not structs.is_array(key):
+        return 0
+    rank = key >> structs.NDIM_SHIFT & 0xFF
+    is_in_order = key >> structs.FLAGS_SHIFT & IN_ORDER == IN_ORDER
+    return (rank if rank <= 4 else 0) + (0 if is_in_order else 5)
+
+
+@native
+def expect_value(context, row, ob):
+    """Fill a row, whose type and key are known, for the value `ob`. Returns False if Python code has changed it since."""
+    entry = structs.entry_at(row.entry)
+    if Py_TYPE(ob) != entry.address:
+        return False
+    is_cuda = context.device_type != CPU
+    kind = entry.device_kind if is_cuda else entry.kind
+    place = place_of(row.key)
+    row.reader = entry.device_row_readers[place] if is_cuda else entry.row_readers[place]
+    field = row.key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
+    if structs.is_tuple(row.key):
+        row.expected[0] = load(ob + OB_SIZE)
+    elif kind == structs.KIND_NDARRAY:
+        descr = ndarray_at(ob).descr
+        key, itemsize = dtype_entry(structs.runtime_at(context.runtime), descr)
+        if key >> structs.DTYPE_SHIFT != field:
+            return False
+        row.expected[0], row.expected[1], row.expected[2] = descr, row.key >> structs.FLAGS_SHIFT & structs.KEY_FLAGS, itemsize
+    elif kind == structs.KIND_EXCHANGE and context.needs_owning_exports != 0:
+        row.reader = 0
+    elif kind == structs.KIND_EXCHANGE and row.reader != 0:
+        guard = guard_of(context, entry)
+        if field_in_memory(structs.guard_at(guard), guard, ob) != field:
+            return False
+        row.expected[0], row.expected[1] = guard, number_in_memory(structs.guard_at(guard), ob)
+        row.expected[2] = misaligned_bits(field)
+    elif kind == structs.KIND_INT and row.key != SCALAR_INT64:
+        row.reader = 0
+    if row.reader == 0:
+        row.reader = structs.runtime_at(context.runtime).read_value
+        row.expected[0] = entry.device_reader if is_cuda else entry.reader
+        row.expected[1] = 8 * structs.words_of(row.key)
+        row.expected[2] = ARRAY_BYTES if structs.has_array(row.key) else 0
+    return True
+
+
+@native
+def put_exports(context, first, values, exports):
+    """Put the rows that make exports before those of the `values`. Returns the address of the first.
+
+    They stand in the order in which ``take_exports.export_managed`` makes exports. It makes them, and there are no rows of them,
+    if one is of an item of a tuple.
     """
-    if context.variadic != 0:
-        return first
-    at = structs.overload_at(first).cached
-    has_room = structs.overload_at(first).cached_count < structs.MAX_CACHED
+    rows = values
+    for left in range(TURNS):
+        turn = TURNS - 1 - left
+        index = exports
+        for j in range(first.row_count):
+            value = structs.row_at(values + structs.ROW_SIZE * (first.row_count - 1 - j))
+            if is_end(value) or not is_exported(context, structs.entry_at(value.entry), 0):
+                continue
+            if value.level != 0:
+                return values
+            index -= 1
+            if has_turn(structs.entry_at(value.entry), turn):
+                rows -= structs.ROW_SIZE
+                row = structs.row_at(rows)
+                row.reader, row.entry = structs.runtime_at(context.runtime).export_row, value.entry
+                row.position, row.expected[0], row.expected[1] = value.position, turn, index
+    return rows
+
+
+@native
+def expect(context, runtime, first, entry_address, args, entries):
+    """Fill a cache entry for calls with the types of these arguments. Returns False if Python code has changed one of them."""
+    parents = stack(PARENTS)
+    values = first_value_of(entry_address)
+    row_address = values
+    items = args
+    exports = 0
+    for i in range(first.row_count):
+        row = structs.row_at(row_address)
+        for word in range(structs.ROW_SIZE // 8):
+            store(row_address + 8 * word, load(first.rows + structs.ROW_SIZE * i + 8 * word))
+        row_address += structs.ROW_SIZE
+        if is_end(row):
+            row.reader = runtime.leave_tuple
+            items = load(parents + 8 * row.level)
+            continue
+        ob = load(items)
+        row.entry = load(entries + 8 * row.expected[0])
+        exports += is_exported(context, structs.entry_at(row.entry), 0)
+        if not expect_value(context, row, ob):
+            return False
+        items = following(row, ob, items, parents)
+    last = structs.row_at(row_address)
+    is_direct = exports == 0 and context.device_type == CPU
+    last.reader = context.launch_row
+    if is_direct and context.release_gil == 0 and first.boxes_arrays == 0:
+        last.reader = runtime.call_kernel
+    last.expected[0], last.expected[1], last.expected[2] = first.trampoline, first.kernel, first.box
+    last.position = -1
+    rows = values
+    if not is_direct:
+        if context.device_type == CPU:
+            rows = put_exports(context, first, values, exports)
+        rows -= structs.ROW_SIZE
+        begin = structs.row_at(rows)
+        begin.reader, begin.position = context.begin_row, -1
+        begin.expected[0], begin.expected[1] = exports, types.intp(rows + structs.ROW_SIZE == values)
+    structs.overload_at(entry_address).rows = rows
+    return True
+
+
+@native
+def new_entry(context, first_address):
+    """Make a cache entry of an overload, a copy of it, and link it. Returns its address, or 0.
+
+    Behind it are its rows: those for what comes before the reading, those of its values, and the kernel's call.
+    """
+    first = structs.overload_at(first_address)
+    made = c.PyMem_RawMalloc(structs.OVERLOAD_SIZE + structs.ROW_SIZE * (2 + (1 + TURNS) * first.row_count))
+    if made == 0:
+        return 0
+    for i in range(structs.OVERLOAD_SIZE // 8):
+        store(made + 8 * i, load(first_address + 8 * i))
+    entry = structs.overload_at(made)
+    entry.fast_entry = structs.runtime_at(context.runtime).call_cached
+    first.cached = made
+    first.cached_count += 1
+    return made
+
+
+@native
+def kill(first, entry_address, nothing):
+    """Let no call agree with a cache entry. `nothing`: an ``fx_entry`` without a type."""
+    for i in range(first.row_count):
+        structs.row_at(first_value_of(entry_address) + structs.ROW_SIZE * i).entry = nothing
+
+
+@native
+def find_cached(context, runtime, first_address, args, entries):
+    """Find the entry in the inline cache of an overload for a call, or make it. It becomes the last one.
+
+    `entries`: the ``fx_entry`` of each key. Returns: the overload itself if there is none, and no room for one, or if Python code
+    has changed an argument since it was read. A call in progress may have the entry of types that have died: it has begun with
+    the same keys, and compares types and keys after its last line of Python code.
+    """
+    first = structs.overload_at(first_address)
+    if first.row_count < 0:
+        return first_address
+    at = first.cached
+    chosen = 0
     while at != 0:
-        overload = structs.overload_at(at)
-        outcome = is_expected(overload, args)
-        has_room |= outcome == IS_DEAD
+        outcome = compare(first, at, entries)
         if outcome == AGREES:
             context.last = at
             return at
-        at = overload.cached
-    overload = structs.overload_at(first)
-    if has_room:
-        overload.uncached_calls += 1
-        if overload.uncached_calls > structs.CALLS_PER_CACHE_ENTRY:
-            overload.uncached_calls = structs.WANTS_CACHE_ENTRY
-            return 0
-    return first
+        if outcome == HAS_DIED:
+            chosen = at
+        at = structs.overload_at(at).cached
+    if chosen == 0 and first.cached_count < structs.MAX_CACHED:
+        chosen = new_entry(context, first_address)
+    if chosen == 0:
+        return first_address
+    if not expect(context, runtime, first, chosen, args, entries):
+        kill(first, chosen, runtime.nothing)
+        return first_address
+    context.last = chosen
+    return chosen
+
+
+@cfunction(types.void, types.intp)
+def free_entries(first):
+    """Free the cache entries of the overload `first`, whose kernel has died."""
+    at = structs.overload_at(first).cached
+    structs.overload_at(first).cached = 0
+    while at != 0:
+        following = structs.overload_at(at).cached
+        c.PyMem_RawFree(at)
+        at = following
 
 
 @native
@@ -121,6 +316,6 @@ def site_of(context, runtime, args, nargs):
 
 @native
 def call_entry(context_address, overload_address, callable_, args, nargs):
-    """Make a call with positional arguments by the fast entry of an overload, which leaves others to ``vectorcall_any``."""
+    """Make a call with positional arguments by the cache entry of an overload, which leaves others to ``vectorcall_any``."""
     fast_entry = structs.overload_at(overload_address).fast_entry
     return call_word(fast_entry, (callable_, args, nargs, 0, context_address, overload_address))

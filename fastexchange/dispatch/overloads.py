@@ -6,37 +6,29 @@ from typing import Any, NamedTuple
 from numba.core import types
 
 from .._abi import ffi
-from ..ground.dlpack import CPU, INT, UINT, field_of_type
+from ..ground.dlpack import CPU
 from ..ground.native import address_of
 from ..ground.numba_internals import address_of_kernel
 from ..ground.omitted import OMITTED
 from ..ground.once import forkable_lock
-from ..ground.passing import Retries, may_pass
-from ..producers import torch_abi, torch_offsets
-from ..producers.ndarray import dtype_of
-from . import boxing, fast_entry, results, structs, vectorcall
+from ..ground.passing import Retries
+from . import boxing, results, structs
 from . import outputs as allocation
 from .boxing import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS
-from .entry_builder import Node, with_items
-from .fast_readers import READERS
-from .frame import DEFAULT_KEYS
+from .frame import ARRAY_WORDS_PER_KEY
 from .kept import what_is_kept
-from .pack import misaligned_bits
-from .readers import SCALAR_INT64
 from .runtime import runtime
 from .signature import lists_in, readonly_arrays
-from .torch_guard import OFFSETS, Offsets
 from .trampoline import trampoline
 from .type_table import GOLDEN
 
 METHODS = (
-    "_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error", "_call_itself",
+    "_call_slowly", "_call_numba", "_failed", "_refused", "_call_with_outputs", "_driver_error", "_call_itself",
 )  # fmt: skip
 """The methods that native code calls: of a kernel, or of a launcher."""
 AGAIN = object()
 """What ``_call_slowly`` of a kernel returns if native code can make the call now."""
 _FIRST_BUCKETS = 8
-_BYTES = field_of_type(INT, 8), field_of_type(UINT, 8)
 
 
 class _Code(NamedTuple):
@@ -53,29 +45,12 @@ class _Code(NamedTuple):
     keeps: int = 0
 
 
-class _CacheEntry(NamedTuple):
-    """An entry of an overload's inline cache: its ``fx_overload *``, its ``fx_expected[]``, and the dtypes that it refers to.
-
-    ``compiled_for``: the kinds, guards and lengths that are compiled into the fast entry; None if there is no fast entry.
-    """
-
-    overload: Any
-    expected: Any
-    compiled_for: tuple | None
-    held: list
-
-    def is_dead(self) -> bool:
-        """Whether a type in the entry has died."""
-        return any(record.type == 0 for record in self.expected)
-
-
 class _Filed(NamedTuple):
-    """An overload: its ``fx_overload *``, its code, memory that the ``fx_overload`` points to, and its inline cache."""
+    """An overload: its ``fx_overload *``, its code, and memory that the ``fx_overload`` points to."""
 
     overload: Any
     code: _Code
     kept: list
-    cached: list[_CacheEntry]
 
 
 class KernelContext:
@@ -84,7 +59,6 @@ class KernelContext:
     No struct moves or is freed while the kernel lives, even if it has been replaced: a call in progress may still read it.
     """
 
-    _MAX_CACHED = DEFAULT_KEYS  # a fast entry takes any free frame, and each has room for so many keys
     vectorcall: int = 0
     """The address of the native function that makes the kernel's calls; 0: there is none."""
 
@@ -103,7 +77,7 @@ class KernelContext:
         self._retired: list[Any] = [buckets]
         self._overloads: dict[tuple[int, ...], _Filed] = {}
         self.retries = Retries()
-        """Of compilations for key sequences, and of fast entries for them."""
+        """Of compilations for key sequences."""
         # `last` before the first cached call.
         self._nothing = ffi.new("fx_overload *")
         self._sites = ffi.new("intptr_t[]", structs.SITES)
@@ -119,7 +93,7 @@ class KernelContext:
         native.defaults = address_of(self._defaults)
         native.omitted = id(OMITTED)
         methods = map(id, self._strings[len(names) :])
-        native.slow_name, native.numba_name, native.failed_name, native.cache_name, *further = methods
+        native.slow_name, native.numba_name, native.failed_name, *further = methods
         native.refused_name, native.outputs_name, native.driver_error_name, native.itself_name = further
         if outputs is not None:
             if self.runtime.is_native:
@@ -141,7 +115,8 @@ class KernelContext:
         """Set the fields that depend on the kernel's device, here the CPU."""
         self.native.device_type = CPU
         shared = self.runtime.native
-        self.native.vectorcall_any, self.native.walk, self.native.run = shared.vectorcall_any, shared.walk, shared.run
+        self.native.vectorcall_any, self.native.run = shared.vectorcall_any, shared.run
+        self.native.begin_row, self.native.launch_row = shared.begin_row, shared.launch_row
         self.native.raise_error = boxing.raise_error()
         self.native.again = id(AGAIN)
 
@@ -215,7 +190,7 @@ class KernelContext:
     def _file_new(self, keys: tuple[int, ...], code: "_Code") -> None:
         key_words = ffi.new("int64_t[]", keys or [0])
         constants = ffi.new("intptr_t[]", [id(constant) for constant in code.constants] or [0])
-        overload = ffi.new("fx_overload *")
+        overload = ffi.gc(ffi.new("fx_overload *"), self.runtime.free_entries)
         overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), address_of(key_words)
         overload.trampoline, overload.kernel = code.trampoline, code.kernel
         overload.box, overload.box_constants, overload.keeps = code.box, address_of(constants), code.keeps
@@ -228,52 +203,60 @@ class KernelContext:
         overload.fast_entry = self.native.vectorcall_any
         if len(self._overloads) > self._buckets[0]:
             self._spread(4 * (1 + self._buckets[0]))
-        self._overloads[keys] = _Filed(overload, code, [key_words, constants, lists], [])
+        overload.given_count, rows = self._rows(keys, code) or (-1, [])
+        overload.row_count = len(rows) if overload.given_count >= 0 else -1
+        words = sum(map(structs.words_of.py_func, keys))
+        overload.room = max(len(keys), -(-words // ARRAY_WORDS_PER_KEY))
+        overload.array_count = sum(map(structs.has_array.py_func, keys))
+        native_rows = ffi.new("fx_row[]", rows or 1)
+        overload.rows = address_of(native_rows)
+        self._overloads[keys] = _Filed(overload, code, [key_words, constants, lists, native_rows])
 
-    def add_cache_entry(self, keys: tuple[int, ...], bound: tuple) -> None:
-        """Compile a fast entry for calls with these keys and the argument types of `bound`.
+    def _rows(self, keys: tuple[int, ...], code: "_Code") -> tuple[int, list[dict[str, Any]]] | None:
+        """The number of arguments of cached calls with these keys, and their ``fx_row``s; None: there are no cached calls.
 
-        If there can be no fast entry (for a complex number, say), the entry is filed without one: no later call tries again.
+        Omitted arguments have no rows, and can only be the last ones.
         """
-        first, code, _, cached = self._overloads[keys]
-        values = tuple(self._with_items(bound))
-        nodes = self._nodes(keys, bound, code.given)
-        compiled_for = None if nodes is None else tuple((node.kind, node.guard, node.items) for node in nodes)
-        with self._lock:
-            dead = next((entry for entry in cached if entry.compiled_for == compiled_for and entry.is_dead()), None)
-            if dead is not None:  # reuse its memory: types that come and go must not leak entries
-                self._expect(dead.expected, keys, values, dead.held)
-                return
-            if first.cached_count >= structs.MAX_CACHED:
-                return
-        expected = ffi.new("fx_expected[]", len(values))
-        held: list[Any] = []
-        self._expect(expected, keys, values, held)
-        overload = ffi.new("fx_overload *", first[0])
-        overload.expected, overload.expected_count = address_of(expected), len(values)
-        try:
-            if nodes is not None:
-                self.runtime.add(vectorcall.release_cached, vectorcall.refuse_argument)
-                overload.given_count = _given_count(bound)
-                overload.fast_entry = self._fast_entry(code, nodes, overload.given_count)
-        except Exception as error:
-            if may_pass(error):
-                failures = self.retries.failed((keys, compiled_for), error)
-                first.uncached_calls = structs.CALLS_PER_CACHE_ENTRY * (1 - failures**2)
-            else:  # file the entry: else later calls would try again
-                self._file_entry(first, cached, _CacheEntry(overload, expected, compiled_for, held))
-            raise
-        self._file_entry(first, cached, _CacheEntry(overload, expected, compiled_for, held))
+        if not code.trampoline or any(key & 0xFF == structs.KIND_LIST for key in keys):
+            return None
+        rows: list[dict[str, Any]] = []
+        stream = iter(enumerate(keys))
+        names = self.native.parameter_count
 
-    def _file_entry(self, first, cached: list[_CacheEntry], entry: _CacheEntry) -> None:
-        with self._lock:
-            cached.append(entry)
-            entry.overload.cached, first.cached = first.cached, address_of(entry.overload)
-            first.cached_count += 1
+        def add(index: int, key: int, position: int, level: int = 0) -> None:
+            rows.append({"key": key, "position": position, "level": level, "expected": [index]})
+            if structs.is_tuple.py_func(key):
+                for _ in range(self._length(key)):
+                    add(*next(stream), position, level + 1)
+                rows.append({"key": 0, "position": position, "level": level})
 
-    def _fast_entry(self, code: "_Code", nodes: tuple[Node, ...], count: int) -> int:
-        holds = bool(self.native.needs_owning_exports)
-        return fast_entry.fast_entry(code.given, code.taken, nodes, count, code.boxes, holds)
+        given = 0
+        for position in range(names):
+            index, key = next(stream)
+            if key == structs.KIND_OMITTED:
+                continue
+            if given < position:
+                return None
+            add(index, key, position)
+            given += 1
+        if self.native.variadic:
+            count = next(stream)[1] >> structs.SERIAL_SHIFT
+            if count and given < names:
+                return None
+            for position in range(names, names + count):
+                add(*next(stream), position)
+            given += count
+        elif given > self.native.positional_count:
+            return None
+        return given, rows
+
+    def _length(self, key: int) -> int:
+        """The number of items of the tuples with a key."""
+        number = key >> structs.SERIAL_SHIFT
+        if key & 0xFF != structs.KIND_NAMED_TUPLE:
+            return number
+        named: Any = self.runtime.serials[number]()
+        return len(named._fields)
 
     def forget(self) -> None:
         """Unlink all overloads. They stay in memory for calls in progress."""
@@ -317,151 +300,6 @@ class KernelContext:
         index = self._bucket_of(overload)
         overload.next = self._buckets[index]
         self._buckets[index] = address_of(overload)
-
-    def without_exports(self, bound: tuple) -> tuple[tuple, list[int]]:
-        """A call's arguments with None in place of each tensor that would be exported, and the places of these in the keys."""
-        exported = [i for i, value in enumerate(self._with_items(bound)) if self._is_exported(value)]
-
-        def shown(value):
-            if self._is_exported(value):
-                return None
-            if self.runtime.entries.fields(type(value))["kind"] not in structs.TUPLE_KINDS:
-                return value
-            return tuple.__new__(type(value), map(shown, value))
-
-        return tuple(map(shown, bound)) if exported else bound, exported
-
-    def _is_exported(self, value) -> bool:
-        return self.runtime.entries.fields(type(value))["kind"] == structs.KIND_MANAGED
-
-    def keys_like(self, keys: tuple[int, ...], places: list[int]) -> list[tuple[int, ...]]:
-        """The filed keys that differ from `keys` only at these places, where they are of arrays.
-
-        Of several those whose last call is to get a cache entry.
-        """
-        like = []
-        for filed in list(self._overloads):
-            rest = [key if i not in places else structs.KIND_NONE for i, key in enumerate(filed)]
-            if tuple(rest) == keys and all(filed[i] & 0xFF == structs.KIND_ARRAY for i in places):
-                like.append(filed)
-        wanted = [filed for filed in like if self._overloads[filed].overload.uncached_calls == structs.WANTS_CACHE_ENTRY]
-        return wanted or like
-
-    def _with_items(self, values):
-        """The arguments of a call, each tuple followed by its items, in the order of the keys."""
-        for value in values:
-            yield value
-            if self.runtime.entries.fields(type(value))["kind"] in structs.TUPLE_KINDS:
-                yield from self._with_items(value)
-
-    def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple) -> tuple[Node, ...] | None:
-        """The nodes of a fast entry, without omitted arguments at the end; None if there can be no fast entry."""
-        if self.native.plain_count < 0:
-            return None
-        count = _given_count(bound)
-        values = tuple(self._with_items(bound[:count]))
-        if len(keys) != len(values) + len(bound) - count or len(keys) > self._MAX_CACHED:
-            return None
-        types_of_values = with_items(given[:count])
-        nodes = []
-        for value, key, numba_type in zip(values, keys, types_of_values, strict=False):
-            kind = self.runtime.entries.fields(type(value))["kind"]
-            # An int beyond int64 gets no cache entry: the next int of this type may fit into int64.
-            if not (kind in READERS or self._may_export(value)) or (kind == structs.KIND_INT and key != SCALAR_INT64):
-                return None
-            items = len(value) if kind in structs.TUPLE_KINDS else -1
-            guard = self._guard_offsets(value, key)
-            if kind == structs.KIND_EXCHANGE and self.native.needs_owning_exports and not self._may_hold_storage(value, guard):
-                return None
-            nodes.append(Node(numba_type, kind, guard, items))
-        return tuple(nodes)
-
-    def _may_export(self, value) -> bool:
-        """Whether a fast entry may make owning exports of tensors of a value's type."""
-        fields = self.runtime.entries.fields(type(value))
-        is_on_cpu = self.native.device_type == CPU
-        return is_on_cpu and self._is_exported(value) and not fields.get("guard")
-
-    def _may_hold_storage(self, value, guard: tuple[int, ...]) -> bool:
-        """Whether a call may hold the storage of a tensor instead of an export: ``take_exports.is_storage_enough``."""
-        is_own_memory = self.runtime.entries.fields(type(value)).get("is_own_memory")
-        return bool(is_own_memory and guard and Offsets(*guard).ndim and torch_offsets.guard().native.storage_object)
-
-    def _guard_of(self, fields: dict[str, int]) -> int:
-        """:func:`torch_guard.guard_of` in Python."""
-        address = fields.get("guard", 0)
-        return address + self.native.guard_offset if address else 0
-
-    def _guard_offsets(self, value, key: int) -> tuple[int, ...]:
-        """``torch_guard.OFFSETS`` for tensors of a value's type with this key."""
-        fields = self.runtime.entries.fields(type(value))
-        address = self._guard_of(fields)
-        guard = ffi.cast("fx_guard *", address)
-        field = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-        may_be_narrow = field in _BYTES  # types narrower than a byte are exported as bytes
-        irrelevant = set() if may_be_narrow else {"odd_types"}
-        if address and guard.ndim and not torch_offsets.guard().reads(value):
-            irrelevant.add("ndim")  # its exchange table is asked
-        if not address:
-            return ()
-        offsets = (0 if name in irrelevant else getattr(guard, name) for name in OFFSETS[:-1])
-        return (*offsets, int(torch_abi.is_borrow_function(fields["borrow"])))
-
-    def _expect(self, expected, keys: tuple[int, ...], bound: tuple, held: list) -> None:
-        """Fill the records of a cache entry (see ``fast_parts``), and `held` with the dtypes that it refers to.
-
-        `bound`: the arguments, each tuple followed by its items. If the entry is a dead one, its last call may be in progress
-        (in a producer's Python code, or in a kernel without the GIL), and reads the records later: what the keys and the fast
-        entry determine is never another value, not even for a moment.
-        """
-        before, has_list = len(held), len(keys) != len(bound)
-        for record in expected:  # another thread may call at any step: no call agrees with the entry until it is complete
-            record.type = 0
-        for index, value in enumerate(bound):
-            fields = self.runtime.entries.fields(type(value))
-            expected[index].items = len(value) if fields["kind"] in structs.TUPLE_KINDS else -1
-            expected[index].origin = -1 if has_list else self._origin_of(fields)
-            if not has_list:
-                self._describe(expected[index], value, keys[index], fields, held)
-            self.runtime.entries.watch(type(value), expected)
-        for record, value in zip(expected, bound, strict=True):
-            record.type = id(type(value))
-        del held[:before]  # last: Ctrl-C may interrupt at each step
-
-    def _origin_of(self, fields: dict[str, int]) -> int:
-        """The ``origin`` of the record for values of a type whose entry has these fields."""
-        origins = {
-            structs.KIND_NDARRAY: structs.ORIGIN_NDARRAY, structs.KIND_STRING: structs.ORIGIN_STRING,
-            structs.KIND_MANAGED: structs.ORIGIN_EXPORT,
-            structs.KIND_EXCHANGE: structs.ORIGIN_EXPORT if self.native.needs_owning_exports else structs.ORIGIN_VIEW,
-        }  # fmt: skip
-        return origins.get(fields["kind"], -1)
-
-    def _describe(self, record, value, key: int, fields: dict[str, int], held: list) -> None:
-        record.flags = key >> structs.FLAGS_SHIFT
-        if fields["kind"] == structs.KIND_NDARRAY:
-            dtype = dtype_of(value)
-            held.append(dtype)
-            record.dtype, record.itemsize = id(dtype), dtype.itemsize
-        elif fields["kind"] == structs.KIND_MANAGED:
-            record.borrow = fields.get("managed", 0)
-            record.dtype = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-        elif fields["kind"] == structs.KIND_EXCHANGE:
-            record.dtype = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-            record.itemsize = record.dtype >> 11
-            record.misaligned = misaligned_bits.py_func(record.dtype)
-            record.borrow, record.guard = fields["borrow"], self._guard_of(fields)
-            record.stream = fields.get("stream", 0)
-            if record.guard:
-                record.number = torch_offsets.guard().number_of(value)
-
-
-def _given_count(bound: tuple) -> int:
-    """The number of arguments without those omitted at the end."""
-    count = len(bound)
-    while count and bound[count - 1] is OMITTED:
-        count -= 1
-    return count
 
 
 def _new_buckets(size: int):

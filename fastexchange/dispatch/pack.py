@@ -122,11 +122,11 @@ def pack_tensor(tensor, ndim, field, words):
 
 
 @native
-def pack_contiguous(tensor, has_strides, ndim, itemsize, misaligned, words, in_elements):
+def pack_contiguous(tensor, has_strides, ndim, itemsize, misaligned, words):
     """:func:`pack_tensor` with fewer steps, for a tensor that should be C-contiguous and aligned.
 
-    `misaligned`: the bits of an address that are 0 if an element is aligned. `in_elements`: write strides in elements, not in
-    bytes. Returns False, and the words are invalid, if the tensor is not so, or its sizes need an exact check.
+    `misaligned`: the bits of an address that are 0 if an element is aligned. Returns False, and the words are invalid, if the
+    tensor is not so, or its sizes need an exact check.
     """
     offset = types.intp(tensor.byte_offset)
     data = tensor.data + offset
@@ -144,7 +144,7 @@ def pack_contiguous(tensor, has_strides, ndim, itemsize, misaligned, words, in_e
             odd |= (elements ^ count) if extent != 1 else 0
         count *= extent
         put(words, structs.ARRAY_HEAD_WORDS + i, extent)
-        put(words, structs.ARRAY_HEAD_WORDS + ndim + i, elements if in_elements else elements * itemsize)
+        put(words, structs.ARRAY_HEAD_WORDS + ndim + i, elements * itemsize)
     odd |= count >> 31
     odd |= data & misaligned
     put(words, 1, 0)
@@ -152,6 +152,44 @@ def pack_contiguous(tensor, has_strides, ndim, itemsize, misaligned, words, in_e
     put(words, 3, itemsize)
     put(words, 4, data)
     return odd == 0
+
+
+@native
+def pack_scattered(view, ndim, itemsize, misaligned, words):
+    """:func:`pack_tensor` with fewer steps, for a :data:`dltensor.View` that has elements. Returns its flags without WRITEABLE.
+
+    Returns -1, and the words are invalid, if it has no elements, or its sizes need an exact check.
+    """
+    count = 1
+    ahead = 1
+    scattered = 0  # nonzero: some stride is not that of C order
+    turned = 0  # nonzero: some stride is not that of F order
+    odd = 0  # nonzero: negative or large numbers
+    addresses = view.data
+    for j in range(ndim):
+        i = ndim - 1 - j
+        extent, elements = load(view.shape + 8 * i), load(view.strides + 8 * i)
+        odd |= (extent | count) >> 31 | (elements ^ (elements >> 63)) >> 18
+        stride = elements * itemsize
+        scattered |= (elements ^ count) if extent != 1 else 0
+        addresses |= stride if extent != 1 else 0
+        count *= extent
+        put(words, structs.ARRAY_HEAD_WORDS + i, extent)
+        put(words, structs.ARRAY_HEAD_WORDS + ndim + i, stride)
+    for i in range(ndim):
+        extent = load(view.shape + 8 * i)
+        turned |= (load(view.strides + 8 * i) ^ ahead) if extent != 1 else 0
+        ahead *= extent
+    odd |= count >> 31
+    put(words, 1, 0)
+    put(words, 2, count)
+    put(words, 3, itemsize)
+    put(words, 4, view.data)
+    if odd != 0 or count == 0:
+        return -1
+    flags = structs.F_ORDER if turned == 0 and ndim > 1 else 0
+    flags = flags_in_order(ndim, count) if scattered == 0 else flags
+    return flags | (structs.ALIGNED if addresses & misaligned == 0 else 0)
 
 
 @native

@@ -1,4 +1,4 @@
-"""The reading of a call's arguments: each leaf is read once, and its words and key are appended to the frame.
+"""The reading of a call's arguments: each value is read once, and its words and key are appended to the frame.
 
 The order of steps in a call keeps borrowed views and the guards' answers valid:
 
@@ -14,36 +14,17 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
-from ..ground.dltensor import DL_TENSOR_WORDS
-from ..ground.native import call_word, load, native, smaller, stack, store
-from ..producers.ndarray import ndarray_at
-from . import readers, strings, structs
+from ..ground.dlpack import CPU
+from ..ground.native import call_word, load, native, stack, store
+from . import structs
 from .frame import ARRAY_BYTES
 from .lists import make_list, may_hold_arrays, snapshot_of
-from .pack import dtype_entry
-from .readers import is_owning
-from .torch_guard import guard_of
+from .readers import begin_reading
 from .type_table import find
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 PENDING_BYTES = 40  # for each level: the parent's remaining items; for a list also where its keys, words and arrays begin
 PENDING_WORDS = PENDING_BYTES // 8 * structs.MAX_TUPLE_DEPTH
-
-
-@native
-def kind_on_device(entry):
-    """The KIND_* by which a launch on a device reads objects of an ``fx_entry``; KIND_NUMBA: only Python can."""
-    kind = entry.kind
-    if entry.is_by_object != 0:
-        return structs.KIND_VIEW
-    if entry.interface != 0:
-        return structs.KIND_MANAGED
-    is_read = (
-        kind == structs.KIND_TUPLE or kind == structs.KIND_NAMED_TUPLE
-        or ((kind == structs.KIND_EXCHANGE or kind == structs.KIND_MANAGED) and entry.asks_python == 0)
-        or structs.is_scalar_kind(kind)
-    )  # fmt: skip
-    return kind if is_read else structs.KIND_NUMBA
 
 
 @native
@@ -55,54 +36,33 @@ def note_stop(frame, args, items, ob):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def walk(context_address, frame_address, args, nargs, flags):
-    """Read all arguments of a CPU kernel into a frame: words, keys, arrays. Returns a STATUS_*."""
-    return read_arguments(context_address, frame_address, args, nargs, flags, False)
+    """Read all arguments into a frame: words, keys, arrays; for a kernel on a device also where tensors are. Returns a STATUS_*.
 
-
-@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
-def walk_for_device(context_address, frame_address, args, nargs, flags):
-    """:func:`walk` for CUDA kernels. Also notes the tensors' devices."""
-    return read_arguments(context_address, frame_address, args, nargs, flags, True)
-
-
-@native
-def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
-    """:data:`walk` and :data:`walk_for_device`, which are compiled separately, so that neither pays for the other.
-
-    One loop reads all leaves. A tuple or list pushes its parent's remaining items, and the loop goes on with its own items.
-    The readers of scalars are called here, not by a function of their own: that took 3 % more time.
+    One loop reads all values. A tuple or list pushes its parent's remaining items, and the loop goes on with its own items.
     """
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
     frame = structs.frame_at(frame_address)
+    begin_reading(context_address, frame, flags)
+    is_cuda = context.device_type != CPU
+    kind_offset = structs.ENTRY_DEVICE_KIND if is_cuda else structs.ENTRY_KIND
+    reader_offset = structs.ENTRY_DEVICE_READER if is_cuda else structs.ENTRY_READER
     word = frame.words
     array_address = frame.arrays
-    limit = frame.words_limit
     key_at = frame.keys
+    to_entries = frame.entries - frame.keys
     key_end = frame.keys + 8 * frame.key_capacity
-    exports = 0
     lists = 0
     status = structs.STATUS_OK
     pending = stack(PENDING_WORDS)
-    view = stack(DL_TENSOR_WORDS)
-    scratch = stack(1)
     depth = 0
     items = args
     left = context.parameter_count
     variadic = context.variadic
     last_type = 0
-    last_descr = 0
-    entry_address = 0
+    entry = 0
     kind = 0
-    dtype_key = 0
-    itemsize = 0
     ob = 0
-    key = 0
-    needs_owning_exports = is_owning(context, flags)
-    if is_cuda:
-        frame.device, frame.managed_device = -1, -1
-        frame.stream, frame.other_stream = 0, 0
-        frame.own_stream, frame.own_streams_differ = 0, 0
     while True:
         # 1. At the end of a tuple or list, go on with its parent. At the end of the parameters, begin ``*args``, a tuple.
         if left == 0:
@@ -128,8 +88,7 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
                 break
             variadic = 0
             left = nargs - context.parameter_count
-            key = structs.KIND_TUPLE | left << structs.SERIAL_SHIFT
-            store(key_at, key)
+            store(key_at, structs.KIND_TUPLE | left << structs.SERIAL_SHIFT)
             key_at += 8
             continue
         # 2. Take the next object, and find the kind of its type.
@@ -139,77 +98,22 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
         ob = load(items)
         items += 8
         left -= 1
-        ob_type = Py_TYPE(ob)
-        if ob_type != last_type:
-            entry_address = find(runtime, ob_type)
-            if entry_address == 0:
+        if Py_TYPE(ob) != last_type:
+            last_type = Py_TYPE(ob)
+            entry = find(runtime, last_type)
+            if entry == 0:
                 status = structs.STATUS_UNKNOWN_TYPE
                 break
-            last_type = ob_type
-            kind = kind_on_device(structs.entry_at(entry_address)) if is_cuda else structs.entry_at(entry_address).kind
-            if is_cuda and kind == structs.KIND_NUMBA:
-                status = structs.STATUS_STREAM if structs.entry_at(entry_address).asks_python != 0 else structs.STATUS_NUMBA
-                break
+            kind = load(entry + kind_offset)
         # 3. Read it by the reader of its kind, or begin its items.
-        reading = readers.Reading(context, runtime, frame, flags, is_cuda, limit, exports, scratch)
-        size = 0
-        origin = 0
-        is_alike = False  # whether the next item is likely to be read as this one
-        if kind == structs.KIND_NDARRAY:
-            descr = ndarray_at(ob).descr
-            if descr != last_descr:
-                dtype_key, itemsize = dtype_entry(runtime, descr)
-                if dtype_key == 0:
-                    status = itemsize
-                    break
-                last_descr = descr
-            status, key, size, origin = readers.read_ndarray(reading, ob, dtype_key, itemsize, word)
-            if status != structs.STATUS_OK:
+        reader = load(entry + reader_offset)
+        if reader != 0:
+            key = call_word(reader, (ob, entry, frame_address, word, array_address))
+            if key < 0:
+                status = -key
                 break
-            readers.note_array(array_address, origin, word)
-            array_address += ARRAY_BYTES
-        elif kind == structs.KIND_EXCHANGE or kind == structs.KIND_MANAGED or kind == structs.KIND_VIEW:
-            if kind == structs.KIND_EXCHANGE and needs_owning_exports:
-                status, key, size, origin = readers.read_held(reading, ob, entry_address, word)
-                exports += size != 0
-            elif kind == structs.KIND_EXCHANGE:
-                status, key, size, origin = readers.read_in_memory(reading, ob, entry_address, word)
-                is_alike = size != 0
-            if size == 0:
-                status, key, size, origin = readers.read_tensor(reading, kind, ob, entry_address, view, word)
-                exports += kind == structs.KIND_MANAGED or (needs_owning_exports and kind == structs.KIND_EXCHANGE)
-                last_type = 0  # foreign code may have changed the type table
-                last_descr = 0
-            if status != structs.STATUS_OK:
-                break
-            readers.note_array(array_address, origin, word)
-            array_address += ARRAY_BYTES
-        elif kind == structs.KIND_FLOAT:
-            status, key, size, origin = readers.read_float(reading, ob, entry_address, word)
-        elif kind == structs.KIND_INT:
-            status, key, size, origin = readers.read_int(reading, ob, entry_address, word)
-        elif kind == structs.KIND_BOOL:
-            status, key, size, origin = readers.read_bool(reading, ob, entry_address, word)
-        elif kind == structs.KIND_NUMPY_SCALAR:
-            status, key, size, origin = readers.read_numpy_scalar(reading, ob, entry_address, word)
-        elif kind == structs.KIND_NUMPY_COMPLEX128:
-            status, key, size, origin = readers.read_numpy_complex128(reading, ob, entry_address, word)
-        elif kind == structs.KIND_STRING:
-            status, key, size, origin = readers.read_string(reading, ob, entry_address, word)
-            if status != structs.STATUS_OK:
-                break
-            readers.note_array(array_address, origin, word + strings.MEMINFO)
-            array_address += ARRAY_BYTES
-        elif kind == structs.KIND_NONE:
-            status, key, size, origin = readers.read_none(reading, ob, entry_address, word)
-        elif kind == structs.KIND_OMITTED:
-            status, key, size, origin = readers.read_omitted(reading, ob, entry_address, word)
-        elif kind == structs.KIND_COMPLEX:
-            status, key, size, origin = readers.read_complex(reading, ob, entry_address, word)
-        elif kind == structs.KIND_NUMPY_COMPLEX64:
-            status, key, size, origin = readers.read_numpy_complex64(reading, ob, entry_address, word)
-        elif kind == structs.KIND_CONSTANT:
-            status, key, size, origin = readers.read_constant(reading, ob, entry_address, word)
+            word += 8 * structs.words_of(key)
+            array_address += ARRAY_BYTES if structs.has_array(key) else 0
         elif kind == structs.KIND_TUPLE or kind == structs.KIND_NAMED_TUPLE:
             if depth == structs.MAX_TUPLE_DEPTH:
                 status = structs.STATUS_NUMBA
@@ -223,7 +127,7 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
             left = load(ob + OB_SIZE)
             key = structs.KIND_TUPLE | left << structs.SERIAL_SHIFT
             if kind == structs.KIND_NAMED_TUPLE:
-                key = structs.entry_at(entry_address).key
+                key = structs.entry_at(entry).key
         elif kind == structs.KIND_LIST:
             if lists == frame.snapshot_count:
                 status = structs.STATUS_EXPORT if may_hold_arrays(runtime, ob) else structs.STATUS_NUMBA
@@ -243,26 +147,18 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
             items = snapshot + OB_ITEM
             left = load(snapshot + OB_SIZE)
             key = structs.KIND_LIST
-        else:
-            is_there = not is_cuda and context.device_kernel != 0 and structs.entry_at(entry_address).is_by_object != 0
-            status = structs.STATUS_DEVICE if is_there else structs.STATUS_NUMBA  # the packages' device arrays are on a device
+        elif is_cuda:
+            status = structs.STATUS_STREAM if structs.entry_at(entry).asks_python != 0 else structs.STATUS_NUMBA
             break
-        if status != structs.STATUS_OK:
+        else:  # the packages' device arrays are on a device
+            is_there = context.device_kernel != 0 and structs.entry_at(entry).is_by_object != 0
+            status = structs.STATUS_DEVICE if is_there else structs.STATUS_NUMBA
             break
-        # 4. Store its key.
-        word += size
+        # 4. Store its key, and the entry of its type.
         store(key_at, key)
+        store(key_at + to_entries, entry)
         key_at += 8
-        if not is_cuda and is_alike and left > 0 and Py_TYPE(load(items)) == ob_type:
-            guard = guard_of(context, structs.entry_at(entry_address))
-            most = smaller(left, (key_end - key_at) >> 3)
-            count = call_word(runtime.read_alike, (guard, items, most, key, word, limit, key_at, array_address))
-            items += 8 * count
-            left -= count
-            word += size * count
-            key_at += 8 * count
-            array_address += ARRAY_BYTES * count
-    if status == structs.STATUS_OK and exports != frame.export_count:
+    if status == structs.STATUS_OK and frame.exports_used != frame.export_count:
         status = structs.STATUS_CHANGED
     frame.array_count = (array_address - frame.arrays) // ARRAY_BYTES
     frame.key_count = (key_at - frame.keys) >> 3

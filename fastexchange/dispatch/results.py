@@ -54,7 +54,6 @@ from .frame import (
     export_of_array,
     give_owner,
     let_owned_escape,
-    note_origins,
 )  # fmt: skip
 from .pack import dtype_entry, pack_ndarray, pack_tensor
 from .type_table import find
@@ -314,7 +313,6 @@ def box_result(context_address, overload_address, frame_address, args):
     """
     overload = structs.overload_at(overload_address)
     frame = structs.frame_at(frame_address)
-    frame.context = context_address
     frame.args = args
     frame.error[0] = 0
     frame.readonly_arrays = overload.readonly_arrays
@@ -336,13 +334,5 @@ def box_result(context_address, overload_address, frame_address, args):
     return 0
 
 
-@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
-def box_cached_result(context_address, overload_address, frame_address, args):
-    """:data:`box_result` for a fast entry, which has not filled in ``fx_array.origin``."""
-    note_origins(structs.frame_at(frame_address), structs.overload_at(overload_address), args)
-    runtime = structs.runtime_at(structs.context_at(context_address).runtime)
-    return call_word(runtime.box_result, (context_address, overload_address, frame_address, args))
-
-
-BOXING = box_result, box_cached_result, box_array, finish_array, delete_result
+BOXING = box_result, box_array, finish_array, delete_result
 """The functions that the ``fx_runtime`` needs before a result with arrays is boxed."""

@@ -1,7 +1,9 @@
 """The one ``fx_runtime`` of a process: the type table, native functions' addresses, the checks before native code runs."""
 
+import sys
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from numba import types
 
@@ -10,10 +12,10 @@ from ..ground import cpython, numba_internals
 from ..ground.cfunction import CFunction, cfunction, code_cache
 from ..ground.dtypes import plain_fields_by_type_number
 from ..ground.numba_internals import DispatcherBase
-from ..ground.once import once
+from ..ground.once import cached_property, once
 from ..interpreter import is_free_threaded
 from ..producers import ndarray
-from . import frame, lists, read_arguments, take_exports, vectorcall
+from . import frame, inline_cache, lists, read_arguments, readers, rows, take_exports, vectorcall
 from .self_test import calls_as_numba
 from .type_table import TypeTable
 
@@ -62,7 +64,7 @@ class Runtime:
         self.native = ffi.new("fx_runtime *")
         for number, field in enumerate(plain_fields_by_type_number()):
             self.native.dtype_fields[number] = field
-        self.entries = TypeTable(self.native)
+        self.entries = TypeTable(self.native, self._derived_fields)
         self.serials: dict[int, Callable[[], object]] = {}
         checks = cpython.verify()
         self.numba_failures: dict[str, str] = {}
@@ -79,11 +81,19 @@ class Runtime:
         self.why_not_native = self._why_not_native()
         if self.is_native:
             self.native.numbas_call = cpython.address_of_call(DispatcherBase)
+            self._nothing = ffi.new("fx_entry *")
+            self.native.nothing = int(ffi.cast("intptr_t", self._nothing))
             self._numbas_entry = ffi.new("fx_overload *")
             self._numbas_entry.fast_entry = vectorcall.call_numbas_cached.address
             self.native.numbas_entry = int(ffi.cast("intptr_t", self._numbas_entry))
-            self.add(read_arguments.walk, take_exports.export_managed, vectorcall.run, vectorcall.vectorcall_any)
+            self.add(read_arguments.walk, readers.read_tensor, take_exports.export_managed)
+            self.add(vectorcall.run, vectorcall.vectorcall_any, rows.call_cached, rows.leave_row, rows.end_call)
+            self.add(rows.read_value, rows.check_tensor, rows.leave_tuple, rows.begin_row, rows.launch_row)
+            self.add(rows.export_row, rows.call_kernel)
             self.add(frame.release_owner, frame.release_managed, frame.release_both)
+
+    def _derived_fields(self, fields: dict[str, int]) -> dict[str, Any]:
+        return rows.derived_fields(fields) if self.is_native else {}
 
     def _why_not_native(self) -> str:
         if is_free_threaded():
@@ -104,11 +114,22 @@ class Runtime:
         """Put the addresses of C functions into the fields of their names.
 
         Native code calls what it finds there, so add a function before the first call that may need it. Those of all calls are
-        added at once; others are compiled, where no machine code is at hand, with the first list, bound launch and so on.
+        added at once; others are compiled, where no machine code is cached, with the first list and so on.
         """
         for function in functions:
             if not getattr(self.native, function.__name__):
                 setattr(self.native, function.__name__, function.address)
+
+    @cached_property
+    def free_entries(self) -> Callable[[Any], None]:
+        """Frees the cache entries of an ``fx_overload``, at whose end it is called."""
+        free: Any = ffi.cast("void (*)(fx_overload *)", inline_cache.free_entries.address)
+
+        def free_entries(overload, is_finalizing=sys.is_finalizing):
+            if not is_finalizing():
+                free(overload)
+
+        return free_entries
 
     def name(self, serial: int, thing, meaning=None) -> None:
         """Map the serial number in a key to `meaning`, or to `thing` itself, as long as `thing` lives."""

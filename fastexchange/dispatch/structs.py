@@ -17,14 +17,19 @@ bits  meaning
 """
 
 from ..ground import dltensor, parameters
-from ..ground.native import native, sizeof, struct_at
+from ..ground.dlpack import COMPLEX
+from ..ground.native import native, offset_of, sizeof, struct_at
 from ..producers import ndarray
+from .strings import WORDS as STRING_WORDS
 
 CDEF = """
-/* One thing found by address: a type, or a NumPy dtype object. */
+/* One thing found by address: a type, or a NumPy dtype object. It never moves, and is used again when the thing has died. */
 typedef struct {
-    int64_t address;            /* 0: free, 1: removed */
+    int64_t address;            /* 0: the thing has died */
     int64_t kind;               /* KIND_* */
+    int64_t reader;             /* key or -STATUS_* (PyObject *, fx_entry *, fx_frame *, word, fx_array *), see `readers`; or 0 */
+    int64_t row_readers[10];    /* of an fx_row with such a value: `rows.row_readers`, or 0 */
+    int64_t device_kind, device_reader, device_row_readers[10];  /* the same for kernels on a device */
     int64_t key;                /* the key of a leaf, or for arrays what its type adds to it; dtypes: the dtype field */
     int64_t size;               /* scalars, dtypes: bytes of one element */
     int64_t borrow;             /* dltensor_from_py_object_no_sync, or 0 */
@@ -47,50 +52,46 @@ typedef struct fx_frame fx_frame;
 
 /* One per process. */
 typedef struct {
-    int64_t entries;            /* fx_entry[1 + size]: open addressing, linear probing; the first one's address: size - 1 */
+    int64_t entries;            /* (address, fx_entry *)[1 + size]: open addressing, linear probing; the first: size - 1 */
     int64_t frames;             /* free fx_frames, linked */
     int64_t dtype_fields[64];   /* by NumPy type number: the dtype field, 0 for parametric dtypes */
     int64_t release_owner;      /* NRT destructor: drops the Python reference that owned an escaped array's memory */
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
     int64_t release_both;       /* NRT destructor: both of these */
-    int64_t release_cached;     /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *): and the frame */
-    int64_t walk;               /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): `read_arguments.walk`, for the CPU */
+    int64_t walk;               /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): of `read_arguments` */
     int64_t export_managed;     /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): of `take_exports` */
+    int64_t read_tensor;        /* the reader of tensors by their exports and views: of `readers` */
     int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `vectorcall.run`, for the CPU */
-    int64_t refuse_argument;    /* PyObject *(fx_context *, PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc of the general path, which makes any call */
+    int64_t leave_row, end_call, read_value, leave_tuple, check_tensor;         /* of `rows`, by its names */
+    int64_t begin_row, export_row, launch_row, call_kernel;     /* of `rows`, too */
+    int64_t call_cached;        /* vectorcallfunc with two more arguments, fx_context *, fx_overload *: of cached calls */
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
-    int64_t box_result, box_cached_result, box_array, finish_array, delete_result;     /* of results, by its names */
+    int64_t box_result, box_array, finish_array, delete_result;     /* of results, by its names */
     int64_t results, as_target; /* PyObject *, a module and a function's name: (ndarray, type or None, kernel's name) -> result */
     int64_t reflect;            /* PyObject *, another's name: see lists.reflect_changes */
     int64_t release_items;      /* destructor of the items of a list */
-    int64_t read_alike;         /* of PyTorch's tensors that follow each other: see `readers` */
     int64_t allocate, note_error;       /* of outputs, by its names */
+    int64_t nothing;            /* fx_entry * of no type */
     int64_t numbas_call;        /* ternaryfunc, what a call of a dispatcher is to Numba */
     int64_t numbas_entry;       /* fx_overload *, the cache entry of all calls that go to Numba's dispatcher as they are */
 } fx_runtime;
 
-/* What one argument of an overload, or an item of a tuple, looked like when the cache entry was made. */
+/* A step of an overload's cached calls. Most read a value, which is an argument or an item of a tuple. */
 typedef struct {
-    int64_t type;               /* Py_TYPE; 0: that type is dead */
-    int64_t dtype;              /* ndarray: its dtype object; view: code and bits, as in its key */
-    int64_t flags;              /* array: the flags in its key */
-    int64_t origin;             /* array: ORIGIN_*; else -1 */
-    int64_t itemsize;           /* array */
-    int64_t misaligned;         /* view: the bits of an element's address that are 0 if it is aligned */
-    int64_t number;             /* view with a guard: the dtype's number in memory */
-    int64_t borrow;             /* view: dltensor_from_py_object_no_sync; export: managed_tensor_from_py_object_no_sync */
-    int64_t guard;              /* fx_guard *, or 0 */
-    int64_t items;              /* tuple: how many, whose records follow; else -1 */
-    int64_t stream;             /* view: current_work_stream */
-} fx_expected;
+    int64_t reader;             /* result of vectorcall (items, fx_row *, word, fx_array *, fx_frame *): see `rows` */
+    int64_t entry;              /* fx_entry * of the value's type */
+    int64_t key;                /* of the value; 0: the row is the end of a tuple */
+    int64_t position;           /* of the argument that the value is, or is in */
+    int64_t level;              /* of a tuple and its end: in how many tuples it is */
+    int64_t expected[3];        /* what its reader compares, see there; in an overload: the index of the key */
+} fx_row;
 
 /* One compiled signature of one kernel. */
 typedef struct {
     int64_t next;               /* in its bucket */
-    int64_t cached;             /* fx_overload *, the next entry of the inline cache: the same keys and code, with `expected` */
+    int64_t cached;             /* fx_overload *, the next entry of the inline cache: the same keys and code, with types */
     int64_t cached_count;       /* of the first: how many entries follow it */
-    int64_t uncached_calls;     /* of the first: calls with types that no entry is for; WANTS_CACHE_ENTRY */
     int64_t hash;
     int64_t key_count;
     int64_t keys;               /* int64_t[key_count] */
@@ -101,8 +102,10 @@ typedef struct {
     int64_t box_constants;      /* PyObject *[], what the boxing code needs */
     int64_t readonly_arrays;    /* bit i: the i-th array argument is readonly to the kernel; bit 62: one from there on */
     int64_t lists;              /* PyObject *, the Numba types of the lists among the arguments, in their order */
-    int64_t expected;           /* fx_expected[expected_count], in the order of the keys */
-    int64_t expected_count;
+    int64_t rows;               /* fx_row[row_count], without omitted arguments; of a cache entry: see `inline_cache` */
+    int64_t row_count;          /* -1: there are no cached calls */
+    int64_t array_count;        /* how many values are arrays */
+    int64_t room;               /* the `key_capacity` of a frame that has room for a call */
     int64_t fast_entry;         /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
     int64_t given_count;        /* how many positional arguments a call by `fast_entry` has */
     int64_t launchable;         /* of a kernel for CUDA: fx_launchable *, how it is launched; else 0 */
@@ -112,7 +115,7 @@ typedef struct {
 /* One per kernel. */
 typedef struct {
     int64_t runtime;
-    int64_t last;               /* fx_overload * of the last cached call: its fast entry gets the next call */
+    int64_t last;               /* fx_overload *, the cache entry of the last cached call: it gets the next call */
     int64_t sites;              /* fx_overload *[SITES], cache entries by a hash of the arguments that they were found for */
     int64_t buckets;            /* fx_overload *[1 + size]; the first word: size - 1 */
     int64_t parameter_count;    /* without *args */
@@ -134,7 +137,6 @@ typedef struct {
     int64_t again;              /* PyObject *, what that method returns if native code can make the call now; or 0 */
     int64_t itself_name;        /* PyObject *, name of the method that then makes the call, if native code cannot all the same */
     int64_t numba_name;         /* PyObject *, name of the method that makes calls for Numba's dispatcher */
-    int64_t cache_name;         /* PyObject *, name of the method that makes a cache entry after a call */
     int64_t failed_name;        /* PyObject *, name of the method that words an exception of Numba's dispatcher */
     int64_t refused_name;       /* PyObject *, name of the method that words a producer's exception */
     int64_t release_gil;        /* the kernel runs without the GIL */
@@ -144,8 +146,9 @@ typedef struct {
     int64_t raise_error;        /* void (int code, excinfo *) */
     int64_t calls;              /* calls that reached a kernel without Python */
     int64_t numba_calls;        /* calls that reached Numba's dispatcher */
-    int64_t vectorcall_any;     /* vectorcallfunc for the calls that no fast entry makes */
-    int64_t walk, run;          /* the runtime's, or those for CUDA: they read the arguments and make the call */
+    int64_t vectorcall_any;     /* vectorcallfunc for calls that no cache entry makes */
+    int64_t begin_row, launch_row;      /* the runtime's, or those for CUDA: readers of the rows around those of values */
+    int64_t run;                /* the runtime's, or that for CUDA: it makes a call with arguments in parameter order */
     int64_t device_type;        /* DLDeviceType of the tensors that the kernel reads */
     int64_t device_kernel;      /* PyObject *, what gets the calls with tensors of another device; 0: they are refused */
     int64_t driver_error_name;  /* PyObject *, name of the method that raises the error of a device's driver */
@@ -178,6 +181,7 @@ struct fx_frame {
     int64_t next;
     int64_t words, words_limit;         /* the kernel's arguments, 8 bytes a leaf; where array arguments have to end */
     int64_t keys, key_capacity, key_count;
+    int64_t entries;                    /* fx_entry *[key_capacity], of the types of the values with these keys */
     int64_t arrays, array_count;        /* fx_array[key_capacity] */
     int64_t takes_back;                 /* references to arrays that are left are leaked ones: take_back() */
     int64_t exports, export_capacity, export_count;
@@ -187,7 +191,14 @@ struct fx_frame {
     int64_t position;                   /* index of the argument at which the reading stopped */
     int64_t object;                     /* the leaf at which it stopped, borrowed */
     int64_t tensor[8];                  /* a copy of the DLTensor that was refused */
-    int64_t context, args, error[3];    /* while a result is boxed: whose, with which arguments; the first exception */
+    int64_t context;
+    int64_t flags, is_owning;           /* of the reading: FLAG_*; whether the call needs owning exports of all its tensors */
+    int64_t exports_used;               /* how many exports the reading has used, which it does in their order */
+    int64_t callable, nargsf, overload; /* of a cached call */
+    int64_t args;                       /* of a cached call, and while a result is boxed: the arguments */
+    int64_t scratch;                    /* of a row's reader: an overflow, or the tensor that has been checked */
+    int64_t parents[8];                 /* of a cached call: the next items of the tuples in which the reading is */
+    int64_t error[3];                   /* while a result is boxed: the first exception */
     int64_t elements;                   /* then: the dtype field of an array's elements, if the kernel had their bits; else 0 */
     int64_t readonly_arrays;            /* then: the overload's */
     /* Of a launch on a device: */
@@ -333,8 +344,6 @@ BOXED_TENSOR, BOXED_INT, BOXED_FLOAT, BOXED_BOOL, BOXED_OPTIONAL = 0, 1, 2, 3, 4
 MAX_NDIM = dltensor.MAX_NDIM
 MAX_CACHED = 8  # entries of an inline cache
 SITES = 256  # a power of 2
-WANTS_CACHE_ENTRY = -1  # `uncached_calls` of an overload whose last call is to get a cache entry
-CALLS_PER_CACHE_ENTRY = 16  # calls without a cache entry until one is made: that takes a compilation of some milliseconds
 MAX_TUPLE_DEPTH = parameters.MAX_TUPLE_DEPTH
 RESULT_BYTES = 4096
 MAX_DEVICES = 64
@@ -342,13 +351,16 @@ MAX_DEVICES = 64
 ARRAY_HEAD_WORDS = 5  # Numba's array struct: meminfo, parent, number of items, item size, data; then shape, strides
 
 GUARD_SIZE = sizeof("fx_guard")
-ENTRY_SIZE = sizeof("fx_entry")
+ENTRY_KIND, ENTRY_READER, ENTRY_DEVICE_KIND, ENTRY_DEVICE_READER = (
+    offset_of("fx_entry", name) for name in ("kind", "reader", "device_kind", "device_reader")
+)
 entry_at = struct_at("fx_entry")
 guard_at = struct_at("fx_guard")
 torch_queries_at = struct_at("fx_torch_queries")
 runtime_at = struct_at("fx_runtime")
-EXPECTED_SIZE = sizeof("fx_expected")
-expected_at = struct_at("fx_expected")
+ROW_SIZE = sizeof("fx_row")
+row_at = struct_at("fx_row")
+OVERLOAD_SIZE = sizeof("fx_overload")
 overload_at = struct_at("fx_overload")
 context_at = struct_at("fx_context")
 array_at = struct_at("fx_array")
@@ -363,5 +375,37 @@ boxed_at = struct_at("fx_boxed")
 
 @native
 def is_scalar_kind(kind):
-    """Whether a KIND_* of an entry is one of Python's or NumPy's numbers."""
+    """Whether a KIND_* of an entry is one of Python's or NumPy's numbers. Python calls it, too."""
     return KIND_FLOAT <= kind and kind <= KIND_NUMPY_COMPLEX128
+
+
+@native
+def is_tuple(key):
+    """Whether a key is a tuple's, whose items' keys follow."""
+    return key & 0xFF == KIND_TUPLE or key & 0xFF == KIND_NAMED_TUPLE
+
+
+@native
+def is_array(key):
+    """Whether a key is an array's."""
+    return key & 0xFF == KIND_ARRAY
+
+
+@native
+def words_of(key):
+    """The number of words of a value with this key. Python calls it, too."""
+    kind = key & 0xFF
+    if kind == KIND_ARRAY:
+        return ARRAY_HEAD_WORDS + 2 * (key >> NDIM_SHIFT & 0xFF)
+    if kind == KIND_STRING:
+        return STRING_WORDS
+    if kind == KIND_SCALAR:
+        return 2 if key >> DTYPE_SHIFT & 0xFF == COMPLEX else 1
+    has_none = key & 0xFF == KIND_OMITTED or key & 0xFF == KIND_TUPLE or key & 0xFF == KIND_NAMED_TUPLE
+    return 0 if has_none else 1
+
+
+@native
+def has_array(key):
+    """Whether a value with this key has a memory block: an array, or a string. Python calls it, too."""
+    return key & 0xFF == KIND_ARRAY or key & 0xFF == KIND_STRING

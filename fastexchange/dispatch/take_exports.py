@@ -1,4 +1,4 @@
-"""The owning exports of a call and the snapshots of its lists. They come before the reading, because they may run Python code.
+"""Make all owning exports of a call, and the snapshots of its lists, before the reading, because they may run Python code.
 
 :data:`read_arguments.walk` then finds them in the frame, in the order of their objects.
 """
@@ -9,34 +9,23 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import CPU
-from ..ground.dltensor import DL_TENSOR, delete_managed, dl_tensor_at
-from ..ground.native import call_int, global_address, load, native, stack, store
+from ..ground.native import load, stack, store
 from . import structs
-from .frame import EXPORT_BYTES, drop
+from .exports import BY_PYTORCH, STORAGES, TURNS, begin_export, has_turn, is_exported, take_turn
+from .frame import EXPORT_BYTES
 from .lists import may_hold_arrays, take_snapshot
-from .read_arguments import kind_on_device, note_stop
-from .readers import DRY_RUN, FLAG_ASKED, is_owning
-from .torch_guard import guard_of, is_in_memory, is_odd, is_of
-from .torch_queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
+from .read_arguments import note_stop
 from .type_table import find
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 PENDING_WORDS = 2 * structs.MAX_TUPLE_DEPTH
 
 
-BY_PYTHON, STORAGES, BY_PYTORCH = range(3)  # the passes
-
-
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def export_managed(context_address, frame_address, args, nargs, flags):
     """Make every owning export of the call, in the order in which :data:`read_arguments.walk` uses them. Returns a STATUS_*.
 
-    Three passes over the arguments:
-
-    1. BY_PYTHON: exports by Python code, and snapshots of lists.
-    2. STORAGES: hold the storages of PyTorch's tensors, and forbid resizing.
-    3. BY_PYTORCH: export these tensors, and check each at once. This comes last, because Python code of the other passes (also
-       by a garbage collection) could change a tensor after its check.
+    It passes over the arguments in each turn of ``exports``. The first one also makes snapshots of lists.
     """
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
@@ -48,7 +37,7 @@ def export_managed(context_address, frame_address, args, nargs, flags):
     ob = 0
     items = args
     depth = 0
-    for turn in range(3):
+    for turn in range(TURNS):
         items = args
         left = nargs
         depth = 0
@@ -78,34 +67,27 @@ def export_managed(context_address, frame_address, args, nargs, flags):
             kind = entry.kind
             is_interface = False
             if context.device_type != CPU:
-                kind = kind_on_device(entry)
+                kind = entry.device_kind
                 is_interface = kind == structs.KIND_MANAGED and entry.interface != 0
                 if kind == structs.KIND_NUMBA and entry.asks_python != 0:
                     status = structs.STATUS_STREAM  # its Python code has to be told the stream
                     break
-            if kind == structs.KIND_MANAGED or (kind == structs.KIND_EXCHANGE and is_owning(context, flags)):
+            if is_exported(context, entry, flags):
                 if made == frame.export_count:  # not made in an earlier round with a frame that was too small
                     if made == frame.export_capacity:
                         status = structs.STATUS_GROW
                         break
-                    export = structs.export_at(frame.exports + EXPORT_BYTES * made)
-                    export.object, export.managed, export.storage, export.state = ob, 0, 0, structs.UNDECIDED
-                    export.is_given, export.is_interface = 0, types.intp(is_interface)
-                    frame.export_count += 1
+                    begin_export(frame, ob, is_interface)
                 export = structs.export_at(frame.exports + EXPORT_BYTES * made)
                 made += 1
                 if export.managed == 0:
                     if export.object != ob:
                         status = structs.STATUS_CHANGED
                         break
-                    # With or without a table: Python code runs only for odd tensors.
-                    is_of_pytorch = entry.guard != 0 and (entry.asks_python == 0 or entry.is_own_memory != 0)
-                    if turn == (BY_PYTORCH if is_of_pytorch else BY_PYTHON):
-                        status = make_export(context, entry, export, flags)
-                        exported += 1
-                    elif turn == STORAGES:
-                        hold_storage(context, entry, export, flags)
-                    is_waiting |= is_of_pytorch
+                    if has_turn(entry, turn):
+                        status = take_turn(context, entry, export, turn, flags)
+                        exported += turn != STORAGES
+                    is_waiting |= has_turn(entry, BY_PYTORCH)
             elif kind == structs.KIND_TUPLE or kind == structs.KIND_NAMED_TUPLE:
                 if depth == structs.MAX_TUPLE_DEPTH:
                     status = structs.STATUS_NUMBA
@@ -141,76 +123,3 @@ def export_managed(context_address, frame_address, args, nargs, flags):
     if status != structs.STATUS_OK:
         note_stop(frame, args, load(pending) if depth > 0 else items, ob)
     return status
-
-
-@native
-def hold_storage(context, entry, export, flags):
-    """Hold the storage of a PyTorch tensor if its export needs it, and forbid resizing if the memory is read later."""
-    guard = structs.guard_at(guard_of(context, entry))
-    if entry.is_own_memory == 0:  # PyTorch's exports do not hold the storage
-        return
-    if guard.asks == 0 and entry.asks_python == 0 and not is_owning(context, flags):  # no export is made
-        return
-    is_read_later = is_owning(context, flags) and flags & DRY_RUN == 0 and context.device_type == CPU
-    before = export.storage
-    export.storage = storage_of(guard, export.object)
-    if is_read_later and export.storage != 0 and is_movable(guard, export.storage):
-        forbid_moving(guard, export.storage)
-    if before != 0:
-        drop(before)
-
-
-@native
-def is_storage_enough(context, guard, export):
-    """Whether no export is needed: the call holds the storage, and the tensor is read in memory."""
-    if guard == 0 or context.device_type != CPU or export.storage == 0:
-        return False
-    offsets = structs.guard_at(guard)
-    return offsets.ndim != 0 and offsets.storage_object != 0 and is_in_memory(offsets, export.object)
-
-
-@native
-def make_export(context, entry, export, flags):
-    """Make an owning export, or find that its storage is enough; check the tensor if it is PyTorch's. Returns a STATUS_*."""
-    ob = export.object
-    out = stack(1)
-    # copies: the entry may move while Python code runs
-    export_function = entry.interface if export.is_interface != 0 else entry.managed
-    guard = guard_of(context, entry)
-    is_buffer = entry.key != 0
-    is_own_memory = entry.is_own_memory != 0
-    asks = guard != 0 and structs.guard_at(guard).asks != 0
-    if_odd = structs.STATUS_CHECK if flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA
-    if not asks and is_odd(guard, ob):
-        return if_odd
-    if guard != 0 and not is_of(structs.guard_at(guard), export.storage, ob):
-        return structs.STATUS_CHANGED
-    if export.state != structs.NEEDS_MANAGED and is_storage_enough(context, guard, export):
-        export.state = structs.HOLDS_STORAGE
-        return structs.STATUS_OK
-    store(out, 0)
-    failed = call_int(export_function, (ob, out)) != 0
-    if failed or PyErr_Occurred() != 0 or load(out) == 0:
-        if not failed and load(out) != 0:
-            delete_managed(load(out))
-        status = structs.STATUS_ERROR if PyErr_Occurred() != 0 else structs.STATUS_NO_ERROR_SET
-        if export.is_interface != 0:
-            if status == structs.STATUS_NO_ERROR_SET:  # an unusual array, which Python has to read
-                status = structs.STATUS_STREAM
-        elif status == structs.STATUS_ERROR and flags & FLAG_ASKED == 0:
-            if is_own_memory:
-                is_final = guard == 0  # the tensor's own __dlpack__ raises a better error
-            else:  # Numba may be able to read what DLPack cannot describe
-                is_final = not is_buffer or c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) == 0
-            if not is_final:
-                c.PyErr_Clear()
-                status = structs.STATUS_CHECK
-        return status
-    export.managed = load(out)
-    if asks:
-        dtype = dl_tensor_at(load(out) + DL_TENSOR).dtype
-        if export.storage == 0 or is_differentiating_forward(structs.guard_at(guard)):
-            return if_odd
-        if is_odd_if_asked(structs.guard_at(guard), ob, types.intp(dtype.code), types.intp(dtype.bits)):
-            return if_odd
-    return structs.STATUS_OK

@@ -6,8 +6,6 @@ views stay valid.
 
 from collections import namedtuple
 
-from numba import types
-
 from ..ground import cpython as c
 from ..ground.dlpack import CPU
 from ..ground.dltensor import View
@@ -16,17 +14,12 @@ from . import structs
 
 Offsets = namedtuple(
     "Offsets",
-    "object keys odd_keys element_type odd_types autograd storage storage_data storage_size ndim sizes strides inline_ndim"
-    " storage_offset device storage_checked asks_abi",
+    "object keys element_type autograd storage storage_data storage_size ndim sizes strides inline_ndim storage_offset"
+    " device storage_checked tangent requires_grad grad_fn is_view has_base base",
 )
-"""Fields of an ``fx_guard`` as compile-time constants: loading them takes time.
-
-``asks_abi`` is no field: whether PyTorch's C ABI is asked for a tensor that is not read in memory, instead of the exchange table.
-"""
+"""Fields of an ``fx_guard`` as compile-time constants."""
 
 OFFSETS = Offsets._fields
-OFFSETS_TYPE = types.NamedUniTuple(types.intp, len(OFFSETS), Offsets)
-"""The Numba type of :data:`Offsets`."""
 _LARGEST = 2**63 - 1
 
 
@@ -68,6 +61,19 @@ def is_watched(guard, known):
             watched = load(known + guard.requires_grad) & 0xFF | load(known + guard.grad_fn)
             watched |= load(known + guard.is_view) & 0xFF  # the base of a view is never a view: else the offsets are wrong
     return watched != 0 and call_int(guard.is_grad_enabled, ()) & 0xFF != 0
+
+
+@native
+def is_surely_unwatched(offsets, known):
+    """Whether :func:`is_watched` is False whether grad mode is on or off. Calls nothing."""
+    watched = load(known + offsets.requires_grad) & 0xFF | load(known + offsets.grad_fn) | load(known + offsets.tangent)
+    if watched == 0 and load(known + offsets.is_view) & 0xFF != 0:
+        base = load(load(known + offsets.base) + offsets.autograd)
+        watched = load(known + offsets.has_base) & 0xFF ^ 1
+        if watched == 0 and base != 0:
+            watched = load(base + offsets.requires_grad) & 0xFF | load(base + offsets.grad_fn) | load(base + offsets.tangent)
+            watched |= load(base + offsets.is_view) & 0xFF
+    return watched == 0
 
 
 @native

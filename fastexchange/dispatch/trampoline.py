@@ -3,8 +3,6 @@
 A kernel's arguments lie in 8-byte *words*, one for each leaf of Numba's argument list. A trampoline loads them and calls the
 kernel by its address. It has LLVM types only, so one trampoline serves all kernels with the same list. It is cached on disk.
 
-A fast entry (``fast_entry``) emits the same call among other steps.
-
 The calling convention is Numba's own (``numba.core.callconv.CPUCallConv``), from which the function type, the order of arguments,
 the return codes and the error values are read.
 """

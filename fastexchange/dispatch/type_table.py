@@ -5,11 +5,12 @@ Source of the hash: Knuth, The Art of Computer Programming, volume 3, section 6.
 
 import sys
 import weakref
+from typing import Any
 
 from .._abi import ffi
-from ..ground.native import native
+from ..ground.native import address_of, load, native
 from ..ground.once import forkable_lock
-from . import structs
+from .structs import KIND_CONSTANT, KIND_DTYPE, KIND_VIEW
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 divided by the golden ratio, as a signed word
 FREE, REMOVED = 0, 1
@@ -27,16 +28,22 @@ def find(runtime, address):
     """Return the address of the ``fx_entry`` of the object at `address`; 0 if there is none."""
     table = runtime.entries
     # 1. Hash the address. 2. Probe linearly up to the entry or a free one: a REMOVED entry does not end the search.
-    mask = structs.entry_at(table).address
+    mask = load(table)
     slot = slot_of(address, mask)
     while True:
-        entry = table + (1 + slot) * structs.ENTRY_SIZE
-        found = structs.entry_at(entry).address
+        place = table + 16 * (1 + slot)
+        found = load(place)
         if found == address:
-            return entry
+            return load(place + 8)
         if found == FREE:
             return 0
         slot = (slot + 1) & mask
+
+
+def _use_of(fields: dict[str, int]) -> object:
+    """What an ``fx_entry`` with these fields can be used for again. No cache entry refers to that of a constant or a dtype."""
+    is_type = fields["kind"] not in (KIND_VIEW, KIND_DTYPE) and not (fields["kind"] == KIND_CONSTANT and fields.get("key"))
+    return tuple(sorted(fields.items())) if is_type else "object"
 
 
 class TypeTable:
@@ -44,18 +51,23 @@ class TypeTable:
 
     When an object dies, a weak reference's callback removes its entry before the address can be used again. Dtype objects
     cannot be weakly referenced: the last :data:`DTYPES_KEPT` are kept alive.
+
+    An ``fx_entry`` is never freed, because cache entries refer to those of types. One of a type that has died is used again for a
+    type that is read in the same way, any other for any other object.
     """
 
     DTYPES_KEPT = 1024
 
-    def __init__(self, runtime):
-        self._runtime = runtime
+    def __init__(self, runtime, derived):
+        """`derived`: returns further fields of an ``fx_entry`` with given fields."""
+        self._runtime, self._derived = runtime, derived
         self._lock = forkable_lock()
         self._fields: dict[int, dict[str, int]] = {}
         self._holders: dict[int, object] = {}
         self._kept: dict[int, object] = {}
-        self._expectations: dict[int, weakref.WeakSet] = {}
-        self._entries = None
+        self._entries: dict[int, Any] = {}
+        self._unused: dict[Any, list[Any]] = {}
+        self._slots = None
         self._rebuild(_FIRST_CAPACITY)
 
     def __len__(self) -> int:
@@ -83,7 +95,7 @@ class TypeTable:
         """Insert `thing` again if it is filed but native code does not find it: Ctrl-C may have interrupted the insertion."""
         with self._lock:
             fields = self._fields.get(id(thing))
-            if fields is not None and self._entries[self._slot(self._entries, id(thing))].address != id(thing):
+            if fields is not None and self._slots[self._slot(self._slots, id(thing))] != id(thing):
                 self._insert(id(thing), fields)
 
     def add_kept(self, thing, **fields: int) -> None:
@@ -100,9 +112,7 @@ class TypeTable:
         """Change fields of `thing`'s entry."""
         with self._lock:
             self._fields[id(thing)].update(fields)
-            entry = self._entries[self._slot(self._entries, id(thing))]
-            for name, value in fields.items():
-                setattr(entry, name, value)
+            self._fill(self._entries[id(thing)], self._fields[id(thing)])
 
     def fields(self, thing) -> dict[str, int]:
         """The fields of `thing`'s ``fx_entry``."""
@@ -112,19 +122,15 @@ class TypeTable:
         """The fields of `thing`'s ``fx_entry``; None if it has none."""
         return self._fields.get(id(thing))
 
-    def watch(self, thing, expected) -> None:
-        """Clear the records of `expected` (``fx_expected[]``) with the type `thing` when the type dies."""
-        self._expectations.setdefault(id(thing), weakref.WeakSet()).add(expected)
-
     def remove(self, address: int) -> None:
         """Remove the entry of `address`. Weak references call this at any moment, even during a :meth:`_rebuild`."""
         with self._lock:
-            for expected in list(self._expectations.pop(address, ())):
-                for record in expected:
-                    if record.type == address:
-                        record.type = 0
-            if self._fields.pop(address, None) is not None:
-                self._entries[self._slot(self._entries, address)].address = REMOVED
+            if (fields := self._fields.pop(address, None)) is not None:
+                self._slots[self._slot(self._slots, address)] = REMOVED
+            entry = self._entries.pop(address, None)
+            if fields is not None and entry is not None:
+                entry.address = 0
+                self._unused.setdefault(_use_of(fields), []).append(entry)
             holder, kept = self._holders.pop(address, None), self._kept.pop(address, None)
         del holder, kept  # outside of the lock: their destructors may run any code
 
@@ -136,38 +142,48 @@ class TypeTable:
             self.remove(address)
 
     def _insert(self, address: int, fields: dict[str, int]) -> None:
+        if (entry := self._entries.get(address)) is None:
+            unused = self._unused.get(_use_of(fields))
+            entry = self._entries[address] = unused.pop() if unused else ffi.new("fx_entry *")
+            ffi.memmove(entry, bytes(ffi.sizeof("fx_entry")), ffi.sizeof("fx_entry"))
+        self._fill(entry, fields)
+        entry.address = address
         self._fields[address] = fields
-        if 2 * (self._used + 1) > self._entries[0].address:
+        if 2 * (self._used + 1) > self._slots[0]:
             self._rebuild(max(_FIRST_CAPACITY, 4 * len(self._fields)))
         else:
-            self._write(self._entries, address, fields)
+            self._write(self._slots, address)
             self._used += 1
 
-    @staticmethod
-    def _slot(entries, address: int) -> int:
-        """The index of `address` in a table, or of the free entry for it. Entry 0 has the mask."""
-        mask = entries[0].address
-        slot = slot_of.py_func(address, mask)
-        while entries[1 + slot].address not in (address, FREE):
-            slot = (slot + 1) & mask
-        return 1 + slot
-
-    def _write(self, entries, address: int, fields: dict[str, int]) -> None:
-        entry = entries[self._slot(entries, address)]
-        for name, value in fields.items():
+    def _fill(self, entry, fields: dict[str, int]) -> None:
+        for name, value in (fields | self._derived(fields)).items():
             setattr(entry, name, value)
-        entry.address = address  # last: native code finds only complete entries
+
+    @staticmethod
+    def _slot(slots, address: int) -> int:
+        """The index of `address` in a table, or of the free slot for it. The first slot has the mask."""
+        mask = slots[0]
+        slot = slot_of.py_func(address, mask)
+        while slots[2 + 2 * slot] not in (address, FREE):
+            slot = (slot + 1) & mask
+        return 2 + 2 * slot
+
+    def _write(self, slots, address: int) -> None:
+        slot = self._slot(slots, address)
+        slots[slot + 1] = address_of(self._entries[address])
+        slots[slot] = address  # last: native code finds only complete ones
 
     def _rebuild(self, capacity: int) -> None:
-        """Fill a new table, publish it, then remove the entries of objects that have died meanwhile."""
+        """Fill a new table, publish it, then remove the objects that have died meanwhile."""
         size = 1 << (capacity - 1).bit_length()
-        entries = ffi.new("fx_entry[]", 1 + size)
-        entries[0].address = size - 1
-        snapshot = self._fields.copy()  # one step: no garbage collection between two items
-        for address, fields in snapshot.items():
-            self._write(entries, address, fields)
-        replaced, self._entries, self._used = self._entries, entries, len(snapshot)
-        self._runtime.entries = int(ffi.cast("intptr_t", entries))
-        for address in snapshot.keys() - self._fields.keys():
-            entries[self._slot(entries, address)].address = REMOVED
+        slots = ffi.new("int64_t[]", 2 + 2 * size)
+        slots[0] = size - 1
+        snapshot = tuple(self._fields)  # one step: no garbage collection between two items
+        for address in snapshot:
+            if address in self._entries:
+                self._write(slots, address)
+        replaced, self._slots, self._used = self._slots, slots, len(snapshot)
+        self._runtime.entries = address_of(slots)
+        for address in set(snapshot) - self._fields.keys():
+            slots[self._slot(slots, address)] = REMOVED
         del replaced

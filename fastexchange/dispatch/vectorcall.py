@@ -1,6 +1,6 @@
 """The native dispatcher: from CPython's vectorcall to a compiled kernel, without Python in between.
 
-:func:`call_any` makes a call in these steps. :data:`vectorcall` tries the fast entry of the last cached call first.
+:func:`call_any` makes a call in these steps. ``rows.vectorcall`` tries the last cache entry first.
 
 1. Take a frame.
 2. Read the arguments into it: words and keys.
@@ -21,22 +21,12 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import KERNEL_CONTEXT, OB_SIZE
 from ..ground.dlpack import CPU
 from ..ground.dltensor import DL_TENSOR_WORDS
-from ..ground.native import call_int, call_word, global_address, load, native, stack, store
+from ..ground.native import call_word, load, native, stack, store
 from . import structs
 from .binding import bind_into
-from .boxing import box_or_raise
-from .frame import (
-    drop_lists,
-    give_frame,
-    grow_frame,
-    is_anything_kept,
-    note_leaks,
-    note_origins,
-    release,
-    take_frame,
-)  # fmt: skip
+from .frame import drop_lists, give_frame, grow_frame, release, take_frame
 from .inline_cache import call_entry, find_cached, look_up, site_of
-from .lists import drop_unchanged, reflect_changes
+from .launch import launch_here
 from .python_calls import (
     CANNOT,
     MUST,
@@ -52,46 +42,12 @@ from .readers import DRY_RUN
 
 
 @native
-def is_exhausted():
-    """Whether the exception that is set tells of no more stack or memory, not of what the program or its user wants."""
-    is_deep = c.PyErr_ExceptionMatches(global_address("PyExc_RecursionError")) != 0
-    return is_deep or c.PyErr_ExceptionMatches(global_address("PyExc_MemoryError")) != 0
-
-
-@native
-def launch(context_address, frame_address, overload_address, args):
-    """Call the kernel with the words in a frame. Returns a new reference to its result, or 0 with an exception set."""
-    context = structs.context_at(context_address)
-    frame = structs.frame_at(frame_address)
-    overload = structs.overload_at(overload_address)
-    excinfo = stack(1)
-    if context.release_gil != 0:
-        thread = c.PyEval_SaveThread()
-        code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
-        c.PyEval_RestoreThread(thread)
-    else:
-        code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
-    if overload.keeps != 0 and is_anything_kept(frame, frame.array_count):
-        note_leaks(frame, overload, code)
-    if frame.list_count != 0:
-        drop_unchanged(frame)
-    if code == 0 and overload.boxes_arrays != 0:
-        box_result = structs.runtime_at(context.runtime).box_result
-        result = call_word(box_result, (context_address, overload_address, frame_address, args))
-    else:
-        result = box_or_raise(context, overload, code, frame.result, excinfo, overload.box)
-    if frame.list_count != 0:
-        result = reflect_changes(context_address, overload_address, frame_address, args, result)
-    return result
-
-
-@native
 def read(context_address, frame_address, args, nargs, flags):
     """Read a call's arguments into a frame, or a larger one if necessary. Returns (STATUS_*, frame, arguments)."""
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
     frame = structs.frame_at(frame_address)
-    status = call_word(context.walk, (context_address, frame_address, args, nargs, flags))
+    status = call_word(runtime.walk, (context_address, frame_address, args, nargs, flags))
     while status == structs.STATUS_EXPORT or status == structs.STATUS_GROW:
         drop_lists(frame)  # the next round makes them again
         if status == structs.STATUS_EXPORT:
@@ -109,20 +65,20 @@ def read(context_address, frame_address, args, nargs, flags):
                 status = structs.STATUS_OK
         if status == structs.STATUS_OK:
             frame.array_count = 0
-            status = call_word(context.walk, (context_address, frame_address, args, nargs, flags))
+            status = call_word(runtime.walk, (context_address, frame_address, args, nargs, flags))
     return status, frame_address, args
 
 
-# The offsets of what a call notes in the five words of its `state`, see `run_by`.
-FRAME, RESULT, WANTS_CACHE_ENTRY, LAUNCHER, CACHE_ENTRY = 0, 8, 16, 24, 32
+# The offsets of what a call notes in the four words of its `state`, see `run_by`.
+FRAME, RESULT, LAUNCHER, CACHE_ENTRY = 0, 8, 16, 24
 
 
 @native
 def run_by(launch, context_address, args, nargs, flags, state):
     """Make a call with arguments in parameter order.
 
-    `state`: five words: FRAME, which a larger one may replace; RESULT; WANTS_CACHE_ENTRY, whether such calls should get a cache
-    entry now; LAUNCHER, the ``fx_launcher`` of a CUDA kernel; CACHE_ENTRY, the one for such calls, or 0.
+    `state`: four words: FRAME, which a larger one may replace; RESULT; LAUNCHER, the ``fx_launcher`` of a CUDA kernel;
+    CACHE_ENTRY, the one for such calls, or 0.
 
     Returns: a STATUS_*. With STATUS_OK the result is a new reference, or 0 with an exception set.
     Owns: everything that the call holds is released in any case.
@@ -132,7 +88,6 @@ def run_by(launch, context_address, args, nargs, flags, state):
     status, frame_address, args = read(context_address, load(state + FRAME), args, nargs, flags)
     frame = structs.frame_at(frame_address)
     result = 0
-    wants_cache_entry = False
     entry = 0
     if status == structs.STATUS_OK:
         at = look_up(context, frame.keys, frame.key_count)
@@ -141,22 +96,14 @@ def run_by(launch, context_address, args, nargs, flags, state):
         elif structs.overload_at(at).trampoline == 0:
             status = structs.STATUS_NUMBA
         else:
-            chosen = find_cached(context, at, args)
-            wants_cache_entry = chosen == 0
+            chosen = find_cached(context, runtime, at, args, frame.entries)
             entry = chosen if chosen != at else 0
             status, result = launch(context_address, frame_address, at, args, load(state + LAUNCHER))
     release(runtime, frame)
     store(state + FRAME, frame_address)
     store(state + RESULT, result)
-    store(state + WANTS_CACHE_ENTRY, types.intp(wants_cache_entry and result != 0 and status == structs.STATUS_OK))
     store(state + CACHE_ENTRY, entry)
     return status
-
-
-@native
-def launch_here(context_address, frame_address, overload_address, args, launcher):
-    """:func:`launch` with the signature that :func:`run_by` needs."""
-    return structs.STATUS_OK, launch(context_address, frame_address, overload_address, args)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -178,7 +125,7 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
         entry = load(site)
         if entry != 0 and entry != context.last and nargsf & c.TRIED_SITE == 0:
             context.last = entry
-            # If the fast entry leaves the call, it comes here again, with this bit: then no entry is tried. A flag elsewhere
+            # If the cache entry leaves the call, it comes here again, with this bit: then no entry is tried. A flag elsewhere
             # would be cleared by other calls, which the Python code of a producer makes, or another thread.
             return call_entry(context_address, entry, callable_, args, nargsf | c.TRIED_SITE)
     frame_address = take_frame(runtime)
@@ -196,7 +143,7 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
                 result = call_entry(context_address, context.last, callable_, items, nargs)
                 give_frame(runtime, frame_address)
                 return result
-    state = stack(5)
+    state = stack(4)
     store(state + FRAME, frame_address)
     store(state + LAUNCHER, launcher)
     buckets = context.buckets
@@ -214,15 +161,6 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
         # What a tensor's release runs, or another thread during it, may have made the kernel forget its overloads.
         if site != 0 and load(state + CACHE_ENTRY) != 0 and context.buckets == buckets:
             store(site, load(state + CACHE_ENTRY))
-        if load(state + WANTS_CACHE_ENTRY) != 0:
-            filed = call_method(context.cache_name, callable_, args, nargsf, kwnames)
-            if filed != 0:
-                c.Py_DecRef(filed)
-            elif is_exhausted():  # the call has been made, a later one asks again
-                c.PyErr_Clear()
-            else:  # interrupted
-                c.Py_DecRef(result)
-                return 0
         return result
     if status == structs.STATUS_ERROR:
         return refuse(context, callable_, position)
@@ -259,7 +197,7 @@ def vectorcall_any(callable_, args, nargsf, kwnames):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def call_numbas_cached(callable_, args, nargsf, kwnames, context_address, overload_address):
-    """The fast entry of ``fx_runtime.numbas_entry``: calls with arguments that only Numba can read. Leaves others."""
+    """The cache entry of ``fx_runtime.numbas_entry``: calls with arguments that only Numba can read. Leaves others."""
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
     nargs = nargsf & c.NARGS_MASK
@@ -269,34 +207,6 @@ def call_numbas_cached(callable_, args, nargsf, kwnames, context_address, overlo
         if numbas_part(context, runtime, args, count) == MUST:
             return call_numbas(context, runtime, callable_, args, nargs, kwnames)
     return call_word(context.vectorcall_any, (callable_, args, nargsf, kwnames))
-
-
-@cfunction(types.intp, types.intp, types.intp, types.intp)
-def refuse_argument(context_address, callable_, position):
-    """End a call by the exception of the producer of the argument at `position`. Returns 0."""
-    return refuse(structs.context_at(context_address), callable_, position)
-
-
-@cfunction(types.void, types.intp, types.intp, types.intp, types.intp)
-def release_cached(runtime_address, frame_address, args, overload_address):
-    """Release a fast entry's frame and give it back. The fast entry has not filled in ``fx_array.origin``: this does."""
-    runtime = structs.runtime_at(runtime_address)
-    frame = structs.frame_at(frame_address)
-    note_origins(frame, structs.overload_at(overload_address), args)
-    release(runtime, frame)
-    give_frame(runtime, frame_address)
-
-
-@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
-def vectorcall(callable_, args, nargsf, kwnames):
-    """``PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)``.
-
-    Calls the fast entry of the last cached call, because most calls have the types of the call before. The fast entry leaves
-    other calls to :data:`vectorcall_any`, which is also the entry before there is a cache entry.
-    """
-    context_address = load(callable_ + KERNEL_CONTEXT)
-    last = structs.context_at(context_address).last
-    return call_word(structs.overload_at(last).fast_entry, (callable_, args, nargsf, kwnames, context_address, last))
 
 
 @native
@@ -332,7 +242,7 @@ def attempt(context_address, args, nargs, flags, report_address):
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return 0
-    state = stack(5)
+    state = stack(4)
     store(state + FRAME, frame_address)
     store(state + LAUNCHER, report.launcher)
     status = call_word(context.run, (context_address, args, nargs, flags, state))

@@ -15,7 +15,6 @@ from numba.core.dispatcher import Dispatcher
 from .._abi import ffi
 from ..dispatch import strings, structs
 from ..dispatch.lists import release_items
-from ..dispatch.readers import read_alike
 from ..dispatch.runtime import runtime
 from ..ground.cpython import NUMPY_SCALAR_VALUE
 from ..ground.dtypes import PLAIN_DTYPES, dtype_field, field_itemsize
@@ -117,8 +116,6 @@ def _source_of_views(notes: list[str], has_table: bool = True) -> tuple[int, str
     if not guard.knows_all:
         return 0, ""
     if guard.knows_views:
-        if runtime().is_native:
-            runtime().add(read_alike)
         return 0 if has_table else torch_abi.borrow_function(), "memory"
     notes.append(f"it is not read in memory: {guard.why_no_views}")
     if torch_offsets.source() != "table":

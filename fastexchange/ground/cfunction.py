@@ -27,7 +27,7 @@ from .passing import reraise_passing
 from .shipped import shipped_code
 from .sources import ROOT, is_known, source_stamp
 
-__all__ = ["CFunction", "CodeCache", "CodeUnit", "Part", "cfunction", "code_cache", "part"]
+__all__ = ["CFunction", "CodeCache", "CodeUnit", "cfunction", "code_cache"]
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -86,18 +86,22 @@ _announced = _Announced()
 
 
 class CodeUnit:
-    """An LLVM function under construction, in a code library of its own. Its symbol is unique in all processes."""
+    """An LLVM function under construction. Its symbol is unique in all processes."""
 
-    def __init__(self, context, name: str, function_type):
+    def __init__(self, context, name: str, function_type, first: "CodeUnit | None" = None):
+        """`first`: the unit in whose library the function belongs; None: it gets one of its own."""
         self.symbol = f"fastexchange.{name}.{numba_code.unique()}"
-        self.library, self.module = numba_code.new_library(context, self.symbol)
+        if first is None:
+            self.library, self.module = numba_code.new_library(context, self.symbol)
+            self.linked: list = []
+            """Libraries to link, whose functions may be inlined."""
+        else:
+            self.library, self.module, self.linked = first.library, first.module, first.linked
         self.function = ir.Function(self.module, function_type, self.symbol)
         # No vector registers for integers: a wide load of words that were stored one by one waits until these stores have left
         # the pipeline, 5 ns for each argument.
         self.function.attributes.add("noimplicitfloat")
         self.builder = ir.IRBuilder(self.function.append_basic_block("entry"))
-        self.linked: list = []
-        """Libraries to link, whose functions may be inlined."""
 
     def stack_slot(self, llvm_type):
         """Reserve uninitialised memory on the stack. Returns a pointer to `llvm_type`.
@@ -110,20 +114,21 @@ class CodeUnit:
             self.builder.position_at_start(entry)
             return self.builder.alloca(llvm_type)
 
-    def finish(self, extra=None):
-        """Compile the function. Returns ``(library, symbol, extra)`` for :meth:`CodeCache.get`."""
-        numba_code.finish_library(self.library, self.module, self.linked, self.symbol)
-        return self.library, self.symbol, extra
+    def finish(self, extra=None, others: tuple["CodeUnit", ...] = ()):
+        """Compile the library, which `others` are in, too. Returns ``(library, symbols, extra)`` for :meth:`CodeCache.get`."""
+        symbols = (self.symbol, *(other.symbol for other in others))
+        numba_code.finish_library(self.library, self.module, self.linked, symbols)
+        return self.library, symbols, extra
 
 
 class CodeCache:
     """Machine code by key: shipped, on disk if a folder is writable, else in memory only.
 
-    An entry is a symbol's name and its code library. Code is never freed.
+    An entry is a code library with the symbols of its functions. Code is never freed.
     """
 
     def __init__(self):
-        self._libraries: dict[tuple, tuple[object, int, object]] = {}
+        self._libraries: dict[tuple, tuple[object, tuple[int, ...], object]] = {}
         self.shipped = 0
         """How many functions were loaded from the code that comes with the package."""
         self.hits = 0
@@ -164,11 +169,16 @@ class CodeCache:
         refused = [f"{folder.path} is not used: {folder.why_not_trusted}" for folder in self.folders if folder.why_not_trusted]
         return "; ".join(refused) or "no folder for it can be written: set NUMBA_CACHE_DIR to one"
 
-    @global_compiler_lock
     def get(self, key: tuple, build, module: str, persist: bool = True):
-        """Return the address of the function `key`, and the extra data stored with it.
+        """Return the address of the function `key`, and the extra data stored with it: see :meth:`all_of`."""
+        (address,), extra = self.all_of(key, build, module, persist)
+        return address, extra
 
-        `build`: called without arguments if there is no machine code for the key; returns ``(library, symbol, extra)``, with a
+    @global_compiler_lock
+    def all_of(self, key: tuple, build, module: str, persist: bool = True):
+        """Return the addresses of the functions of the library `key`, and the extra data stored with it.
+
+        `build`: called without arguments if there is no machine code for the key; returns ``(library, symbols, extra)``, with a
         finalised library that has kept its object code. `module`: the module of this package whose sources, with those of its
         imports, determine the code. ``persist=False``: do not cache on disk, because the key's ``repr`` does not identify the
         code in another process.
@@ -182,27 +192,6 @@ class CodeCache:
                 known = self._loaded_or_built(key, full_key, build) if persist else self._build(key, "", build)[0]
             self._libraries[key] = known
         return known[1:]
-
-    @global_compiler_lock
-    def bitcode(self, part: "Part") -> tuple[str, bytes]:
-        """The symbol and the LLVM bitcode of a part: shipped, from disk, or made here."""
-        module = part.key[0]
-        shipped = shipped_code().parts.get(part.key)
-        if shipped is not None:
-            return shipped
-        key = ("part", *part.key)
-        full_key = self._full_key(key, module) if is_known(module) else ""
-        stored = next(filter(None, (folder.load(_name_of(key), full_key) for folder in self.folders)), None) if full_key else None
-        if stored is not None:
-            self.hits += 1
-            return stored
-        name, library = part.compile()
-        self.misses += 1
-        symbol = f"fastexchange.part.{part.__name__}.{numba_code.unique()}"
-        made = symbol, numba_code.finish_part(library, name, symbol)
-        if full_key:
-            self.folders[-1].save(_name_of(key), full_key, made)
-        return made
 
     def proved(self, name: str, module: str, test) -> str:
         """Run `test` once per installation and version of `module`. Returns its message if native code is wrong, else ""."""
@@ -231,11 +220,11 @@ class CodeCache:
         if state is None:
             return None
         try:
-            library = numba_code.restored(state)
+            library, addresses = numba_code.restored(state)
         except numba_code.LostCode:
             return None
         self.shipped += 1
-        return library, library.get_pointer_to_function(state[0]), None
+        return library, addresses, None
 
     def _loaded_or_built(self, key: tuple, full_key: str, build):
         if (known := self._load(key, full_key)) is not None:
@@ -256,82 +245,34 @@ class CodeCache:
         for folder in self.folders:
             stored = folder.load(_name_of(key), full_key)
             if stored is not None:
-                state, symbol, extra = stored
+                state, extra = stored
                 try:
-                    library = numba_code.restored(state)
+                    library, addresses = numba_code.restored(state)
                 except numba_code.LostCode:
                     continue
                 self.hits += 1
-                return library, library.get_pointer_to_function(symbol), extra
+                return library, addresses, extra
         return None
 
     def _build(self, key: tuple, full_key: str, build):
         """Compile. Returns what :meth:`_load` returns, and whether it was kept on disk, which is not tried without `full_key`."""
         is_kept = False
         with _jit_enabled(), _announced if key[0] == "function" else contextlib.nullcontext():
-            library, symbol, extra = build()
+            library, symbols, extra = build()
         self.misses += 1
         if full_key:  # code that cannot be saved still works in this process
             with contextlib.suppress(RuntimeError):  # Ctrl-C in LLVM's callback: Numba has no copy of the code
-                state = numba_code.serialized(library, symbol), symbol, extra
+                state = numba_code.serialized(library, symbols), extra
                 is_kept = self.folders[-1].save(_name_of(key), full_key, state)
-        return (library, library.get_pointer_to_function(symbol), extra), is_kept
+        return (library, tuple(map(library.get_pointer_to_function, symbols)), extra), is_kept
 
 
 def _name_of(key: tuple) -> str:
     """A readable name for a key, for the name of its entry's file."""
-    return f"{key[1].rpartition('.')[2]}.{key[2]}" if key[0] in ("function", "part") else key[0]
+    return f"{key[1].rpartition('.')[2]}.{key[2]}" if key[0] == "function" else key[0]
 
 
 code_cache = CodeCache()
-
-
-class Part:
-    """A native function that is inlined into functions generated at run time (``fast_entry.fast_entry``)."""
-
-    def __init__(self, python_function, signature, is_kept: bool = True):
-        """`is_kept`: whether its bitcode is kept on disk."""
-        self._python_function = python_function
-        self._signature = signature
-        self._is_kept = is_kept
-        self.key = python_function.__module__, python_function.__qualname__
-        self.__name__ = python_function.__name__
-        self.__doc__ = python_function.__doc__
-
-    @cached_property
-    def compiled(self) -> tuple[str, Any]:
-        """The function's symbol, and a library to link it from."""
-        if not self._is_kept:
-            return self.compile()
-        symbol, bitcode = code_cache.bitcode(self)
-        return symbol, numba_code.LinkableCode(bitcode)
-
-    def compile(self) -> tuple[str, Any]:
-        """Compile the function. Returns its symbol, and the library that it is in."""
-        with _jit_enabled(), _announced:
-            body = native(self._python_function).dispatcher
-            body.compile(self._signature)
-        result = body.overloads[self._signature.args]
-        return result.fndesc.llvm_func_name, result.library
-
-    def call(self, unit: CodeUnit, values: list):
-        """Emit a call with LLVM values into `unit`. Returns the result, an LLVM value."""
-        convention = numba_internals.target_context().call_conv
-        name, library = self.compiled
-        callee = unit.module.globals.get(name)
-        if callee is None:
-            unit.linked.append(library)
-            callee_type = convention.get_function_type(self._signature.return_type, self._signature.args)
-            callee = ir.Function(unit.module, callee_type, name)
-        # As convention.call_function, but with stack slots at the function's start.
-        slots = [unit.stack_slot(pointer.pointee) for pointer in callee.function_type.args[:2]]
-        unit.builder.call(callee, [*slots, *values])
-        return None if self._signature.return_type == types.void else unit.builder.load(slots[0])
-
-
-def part(signature):
-    """Decorator: a :class:`Part` with this Numba signature."""
-    return lambda python_function: Part(python_function, signature)
 
 
 class CFunction:
@@ -339,15 +280,25 @@ class CFunction:
 
     Numba compiles the body. The C entry point is made here, not by ``numba.cfunc``, whose wrapper prevents inlining of the body
     (1.5 ns a call) and prints exceptions, which these functions never raise.
+
+    Functions that belong `together` are in one library, and are compiled or loaded at once. LLVM puts each library on pages of
+    its own: functions of a call that all begin a page would displace each other in the processor's cache.
     """
 
-    def __init__(self, python_function, result, arguments):
+    def __init__(self, python_function, result, arguments, together: list["CFunction"], constants=()):
         self._python_function = python_function
         self._result, self._arguments = result, tuple(arguments)
         self._address = 0
-        self.key = python_function.__module__, python_function.__qualname__
+        self._together = together
+        together.append(self)
+        self.key = python_function.__module__, python_function.__qualname__, *constants
         self.__name__ = python_function.__name__
         self.__doc__ = python_function.__doc__
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first of its library's functions. :meth:`compile` of that one compiles all."""
+        return self is self._together[0]
 
     @property
     def address(self) -> int:
@@ -356,29 +307,56 @@ class CFunction:
             if numba_internals.failures():
                 signature = self._result(*self._arguments)
                 self._by_numba = numba.cfunc(signature, error_model="numpy")(self._python_function)
-                self._address = self._by_numba.address
+                self._address = self._by_numba.address or 0
                 return self._address
             numba_internals.initialize_runtime()  # LLVM ends the process if it does not find a function of Numba's runtime
-            module, name = self.key
-            key = ("function", module, name)
-            get = claiming(code_cache.get)
-            self._address = get(key, self.compile, module, persist=module.startswith(f"{_PACKAGE}."))[0]
+            first = self._together[0]
+            module = first.key[0]
+            get = claiming(code_cache.all_of)
+            key = ("function", *first.key)
+            addresses, _ = get(key, first.compile, module, persist=module.startswith(f"{_PACKAGE}."))
+            for function, found in zip(self._together, addresses, strict=True):
+                function._address = found
         return self._address
 
     def compile(self):
-        """Compile the function. Returns ``(library, symbol, None)``."""
+        """Compile the library that the function is the first of. Returns ``(library, symbols, None)``."""
+        units: list[CodeUnit] = []
+        for function in self._together:
+            units.append(function._unit(units[0] if units else None))
+        return units[0].finish(None, tuple(units[1:]))
+
+    def _unit(self, first: CodeUnit | None) -> CodeUnit:
         context = numba_internals.target_context()
         c_result = ir.VoidType() if self._result == types.void else context.get_value_type(self._result)
         c_type = ir.FunctionType(c_result, [context.get_value_type(t) for t in self._arguments])
-        unit = CodeUnit(context, f"function.{self.__name__}", c_type)
-        value = Part(self._python_function, self._result(*self._arguments), is_kept=False).call(unit, list(unit.function.args))
+        unit = CodeUnit(context, f"function.{self.__name__}", c_type, first)
+        signature = self._result(*self._arguments)
+        with _jit_enabled(), _announced:
+            body = native(self._python_function).dispatcher
+            body.compile(signature)
+        compiled = body.overloads[signature.args]
+        unit.linked.append(compiled.library)
+        callee_type = context.call_conv.get_function_type(self._result, self._arguments)
+        callee = ir.Function(unit.module, callee_type, compiled.fndesc.llvm_func_name)
+        # As call_conv.call_function, but nothing is done with the return code.
+        slots = [unit.stack_slot(pointer.pointee) for pointer in callee_type.args[:2]]
+        unit.builder.call(callee, [*slots, *unit.function.args])
         if self._result == types.void:
             unit.builder.ret_void()
         else:
-            unit.builder.ret(value)
-        return unit.finish()
+            unit.builder.ret(unit.builder.load(slots[0]))
+        return unit
 
 
-def cfunction(result, *arguments):
-    """Decorator: a C function with this signature (Numba types), compiled on first use and cached on disk."""
-    return lambda python_function: CFunction(python_function, result, arguments)
+def cfunction(result, *arguments, together: list[CFunction] | None = None, constants: tuple = ()):
+    """Decorator: a C function with this signature (Numba types), compiled on first use and cached on disk.
+
+    `together`: the list of the functions whose code lies together, to which the function is added. `constants`: what the
+    function's closure has, on which its machine code depends besides the sources.
+    """
+
+    def decorated(python_function):
+        return CFunction(python_function, result, arguments, [] if together is None else together, constants)
+
+    return decorated

@@ -60,34 +60,19 @@ def new_library(context, name: str) -> tuple[Any, Any]:
     return library, library.create_ir_module(name)
 
 
-def finish_library(library, module, linked: list, symbol: str) -> None:
-    """Compile a module, linked with the libraries `linked`. Only `symbol` is visible from outside.
+def finish_library(library, module, linked: list, symbols: tuple[str, ...]) -> None:
+    """Compile a module, linked with the libraries `linked`. Only `symbols` are visible from outside.
 
     Otherwise the linker would resolve any other name to another unit's function, or to a kernel's from another process.
     """
     library.add_ir_module(module)
     for each in _HelperLibraries.with_called(linked):
         library._final_module.link_in(each._get_module_for_linking(), preserve=True)
-    _finish(library._final_module, {symbol})
-    library.finalize()
-
-
-def finish_part(library, symbol: str, name: str) -> bytes:
-    """Link the function `symbol` of a helper's library with all that it calls. Return it, named `name`, as LLVM bitcode."""
-    module = library._final_module.clone()
-    for each in _HelperLibraries.with_called([library])[1:]:
-        module.link_in(each._get_module_for_linking(), preserve=True)
-    module.get_function(symbol).name = name
-    _finish(module, {name})
-    module.get_function(name).linkage = "linkonce_odr"
-    return module.as_bitcode()
-
-
-def _finish(module, shown: set[str]) -> None:
-    _hide(module, shown)
-    for variable in module.global_variables:
+    _hide(library._final_module, {*symbols})
+    for variable in library._final_module.global_variables:
         if variable.linkage == _Linkage.common:  # a table of Python objects, which native functions do not have
             variable.linkage = "internal"
+    library.finalize()
 
 
 _HELPER_PASSES = (
@@ -334,32 +319,23 @@ def _not_defined_in(module) -> tuple[str, ...]:
     return tuple(name for name in declared if not name.startswith("llvm."))
 
 
-def serialized(library, symbol: str) -> Any:
-    """A library's machine code, of which only the function `symbol` is used, as an object that can be pickled."""
-    return _object_of(symbol, library._get_compiled_object())
+def serialized(library, symbols: tuple[str, ...]) -> Any:
+    """A library's machine code, of which only the functions `symbols` are used, as an object that can be pickled."""
+    return _object_of(symbols, library._get_compiled_object())
 
 
-def serialized_for(triple: str, library, symbol: str) -> Any:
+def serialized_for(triple: str, library, symbols: tuple[str, ...]) -> Any:
     """:func:`serialized` for any processor of a platform, such as ``"aarch64-unknown-linux-gnu"``."""
     machine = _machine(triple)
-    return _object_of(symbol, machine.emit_object(_moved(library._final_module.as_bitcode(), triple, machine)))
-
-
-def moved_to(triple: str, bitcode: bytes) -> bytes:
-    """LLVM bitcode for another platform with the same sizes of integers and pointers."""
-    return _moved(bitcode, triple, _machine(triple)).as_bitcode()
-
-
-def _object_of(symbol: str, code: bytes) -> tuple:
-    """What :func:`restored` needs: the code, and a module with the same symbol."""
-    named = _llvm.parse_assembly(f'define void @"{symbol}"() {{ ret void }}')
-    return symbol, "object", (code, named.as_bitcode())
-
-
-def _moved(bitcode: bytes, triple: str, machine) -> Any:
-    module = _llvm.parse_bitcode(bitcode)
+    module = _llvm.parse_bitcode(library._final_module.as_bitcode())
     module.triple, module.data_layout = triple, str(machine.target_data)
-    return module
+    return _object_of(symbols, machine.emit_object(module))
+
+
+def _object_of(symbols: tuple[str, ...], code: bytes) -> tuple:
+    """What :func:`restored` needs: the symbols, the code, and a module with the same symbols."""
+    named = _llvm.parse_assembly("\n".join(f'define void @"{symbol}"() {{ ret void }}' for symbol in symbols))
+    return " ".join(symbols), "object", (code, named.as_bitcode())
 
 
 @functools.cache
@@ -372,21 +348,14 @@ def _machine(triple: str) -> Any:
     return target.create_target_machine(cpu="generic", opt=3, reloc=relocation, codemodel="jitdefault", jit=True)
 
 
-class LinkableCode:
-    """LLVM bitcode in the place of a library, for linking."""
+def restored(state) -> tuple[Any, tuple[int, ...]]:
+    """Make the library of :func:`serialized`, possibly in another process. Returns it, and its functions' addresses.
 
-    codegen = None
-
-    def __init__(self, bitcode: bytes):
-        self._module = _llvm.parse_bitcode(bitcode)
-
-    def _get_module_for_linking(self):
-        return self._module
-
-
-def restored(state) -> Any:
-    """Make the library of :func:`serialized`, possibly in another process. Raises LostCode."""
-    return _unserialized(state, state[0])
+    Raises LostCode.
+    """
+    first, *others = state[0].split()
+    library = _unserialized(state, first)
+    return library, tuple(map(library.get_pointer_to_function, (first, *others)))
 
 
 def _unserialized(state, function: str) -> Any:

@@ -1,7 +1,7 @@
 """Native code that comes with the package: made by ``fastexchange._native_build`` for a Python version and platform.
 
-A file has machine code of the C functions for every processor of the platform, and LLVM bitcode of the parts, which are inlined
-into code that is made here. It is used if its checksum is right, if it was made for the installed Numba and llvmlite, and if no
+A file has machine code of the C functions for every processor of the platform. It is used if its checksum is right, if it was
+made for the installed Numba and llvmlite, and if no
 source file on which it depends has changed since. Otherwise native code is compiled here: see ``cfunction.CodeCache``.
 """
 
@@ -32,10 +32,8 @@ class ShippedCode(NamedTuple):
     """``numba_code.native_code_depends_on()`` when it was made."""
     sources: dict[str, tuple[str, str]]
     """The digests of modules, by name: of the source file, and of the code that this Python makes of it."""
-    functions: dict[tuple[str, str], Any]
+    functions: dict[tuple, Any]
     """The machine code of C functions, for ``numba_code.restored``."""
-    parts: dict[tuple[str, str], tuple[str, bytes]]
-    """The symbol and the LLVM bitcode of each part."""
     is_proved: bool
     """Whether ``dispatch.self_test`` has passed with this Python and this Numba."""
     why_not: str = ""
@@ -74,7 +72,7 @@ def read(path: Path) -> ShippedCode:
         code = ShippedCode(*value)
         differences = list(zip(_WHAT, code.depends_on, native_code_depends_on(), strict=True))
         made_of = [(str(name), str(source), str(own)) for name, (source, own) in code.sources.items()]
-        if not (isinstance(code.functions, dict) and isinstance(code.parts, dict)):
+        if not (isinstance(code.functions, dict)):
             raise TypeError
     except (AttributeError, TypeError, ValueError):
         raise NotBelieved(f"{path.name} has the format of another version of this package") from None
@@ -89,8 +87,8 @@ def read(path: Path) -> ShippedCode:
 
 @functools.cache
 def shipped_code() -> ShippedCode:
-    """The code for this Python; without functions and parts if there is none that can be used."""
+    """The code for this Python; without functions if there is none that can be used."""
     try:
         return read(own_path())
     except NotBelieved as error:
-        return ShippedCode((), {}, {}, {}, False, str(error))
+        return ShippedCode((), {}, {}, False, str(error))

@@ -128,7 +128,7 @@ def statements_of(value, needs_owning_exports: bool) -> list[Statement]:
 
     `needs_owning_exports`: whether the kernel holds owning exports. The statements keep `value` alive.
     """
-    is_read = not needs_owning_exports and type(value) is not list  # in a fast entry
+    is_read = not needs_owning_exports and type(value) is not list  # in a cache entry
     tensors = [tensor for tensor in _tensors_in(value) if _is_exported(tensor, is_read)]
     leaves = [(tensor, _leaf(tensor, needs_owning_exports)) for tensor in tensors]
     statements = []

@@ -13,13 +13,11 @@ import textwrap
 import zlib
 from pathlib import Path
 
-import numba
 import pytest
 from interpreter import copy_native_code, run_python
 
 import fastexchange
-from fastexchange.dispatch import fast_parts
-from fastexchange.ground import cfunction, numba_code, shipped
+from fastexchange.ground import cfunction, shipped
 from fastexchange.ground.disk_cache import NotBelieved
 from fastexchange.ground.numba_code import native_code_depends_on
 from fastexchange.ground.sources import code_digest, digest_of
@@ -28,7 +26,7 @@ PACKAGE = Path(fastexchange.__file__).parent
 
 
 PACK = "fastexchange.dispatch.pack"
-CODE = shipped.ShippedCode(native_code_depends_on(), {PACK: (digest_of(PACK)[0], "code")}, {("m", "f"): 1}, {("m", "p"): 2}, True)
+CODE = shipped.ShippedCode(native_code_depends_on(), {PACK: (digest_of(PACK)[0], "code")}, {("m", "f"): 1}, True)
 
 
 def with_changed(**changes):
@@ -66,7 +64,7 @@ def test_a_file_that_does_not_fit_is_not_used(what, tmp_path, monkeypatch):
     with pytest.raises(NotBelieved, match=why):
         shipped.read(file)
     found = shipped.shipped_code.__wrapped__()
-    assert why in found.why_not and not found.functions and not found.parts and not found.is_proved
+    assert why in found.why_not and not found.functions and not found.is_proved
 
 
 ON_LINUX = sys.platform == "linux" and os.uname().machine == "x86_64"
@@ -171,7 +169,13 @@ def test_all_kinds_of_calls_compile_nothing_of_the_package(built):
 
 @slow
 def test_every_native_function_of_the_package_is_in_it(built):
-    printed = run(built, "from fastexchange.ground.shipped import shipped_code as s; print(sorted({*s().functions, *s().parts}))")
+    printed = run(built, """
+        from fastexchange.ground.shipped import shipped_code
+        from fastexchange.command.native_code import native_code
+        functions = [function for first in native_code() for function in first._together]
+        assert {first.key for first in native_code()} == {*shipped_code().functions}
+        print(sorted({function.key[:2] for function in functions}))
+    """)
     expected = set()
     for file in PACKAGE.rglob("*.py"):
         if file.name == "_abi.py":
@@ -179,9 +183,9 @@ def test_every_native_function_of_the_package_is_in_it(built):
         module = ".".join(("fastexchange", *file.relative_to(PACKAGE).with_suffix("").parts))
         for node in ast.walk(ast.parse(file.read_text())):
             decorators = getattr(node, "decorator_list", [])
-            if any(isinstance(each, ast.Call) and ast.unparse(each.func) in ("cfunction", "part") for each in decorators):
+            if any(ast.unparse(each).startswith(("cfunction(", "reader", "row_reader", "frequent")) for each in decorators):
                 expected.add((module, node.name))
-    assert expected and {*ast.literal_eval(printed)} == expected
+    assert expected and {(module, name.rpartition(".")[2]) for module, name in ast.literal_eval(printed)} == expected
 
 
 @slow
@@ -287,20 +291,6 @@ def test_code_is_kept_however_the_package_is_installed(kind, tmp_path):
         stamp, its_digest = done.stdout.split()
         stamps.append(stamp), digests.append(its_digest)
     assert stamps[0] and stamps[0] == stamps[1] != stamps[2] and set(digests) == {digest(ONE)}
-
-
-def test_a_helper_is_compiled_once_for_all_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cfunction, "shipped_code", lambda: shipped.ShippedCode((), {}, {}, {}, False, "none"))
-    met = []
-    for _process in range(2):
-        monkeypatch.setattr(cfunction, "code_cache", cache := cfunction.CodeCache())
-        helper = cfunction.Part(fast_parts.arrays_of._python_function, fast_parts.arrays_of._signature)
-        symbol, library = helper.compiled
-        assert isinstance(library, numba_code.LinkableCode) and library._get_module_for_linking().get_function(symbol)
-        met.append((symbol, cache.misses, cache.hits))
-    (first, *compiled), (second, *loaded) = met
-    assert first == second and (compiled, loaded) == ([1, 0], [0, 1])
 
 
 ANOTHER_USER = """

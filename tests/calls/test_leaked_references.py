@@ -71,7 +71,7 @@ def call(kernel, *args):
 
 
 def repeat(kernel, *args):
-    """By Python, natively, and by a fast entry."""
+    """By Python, natively, and by a cache entry."""
     for _ in range(CALLS):
         call(kernel, *args)
 

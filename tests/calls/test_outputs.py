@@ -16,7 +16,7 @@ from oracle import ONE_REFERENCE, references_kept
 from fastexchange import fast_args, from_dlpack
 from fastexchange.ground.omitted import OMITTED
 
-WARM = 40
+WARM = 4
 ONES = {"numpy": np.ones, "__dlpack__": lambda shape: Dunder(np.ones(shape))} | ({"torch": torch.ones} if torch else {})
 
 untouched = numba.njit(lambda *arrays: None)

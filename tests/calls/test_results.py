@@ -19,8 +19,8 @@ from oracle import blocks_in_use, is_same, numbas, references_kept, type_and_mes
 from fastexchange import fast_args, from_dlpack
 
 pytestmark = pytest.mark.usefixtures("numba_counts_blocks")
-WARM = 40
-"""Calls after which those of a kind have a fast entry."""
+WARM = 4
+"""Calls after which those of a kind have a cache entry."""
 Pair = collections.namedtuple("Pair", "first second")
 
 

@@ -5,10 +5,10 @@ import errno
 import importlib
 import os
 import sys
-import warnings
 
 import numpy as np
 import pytest
+from cache_entries import cache_entries
 from forked import fork_python
 from frameworks import torch
 from interpreter import lines_said, run_python
@@ -18,7 +18,6 @@ from oracle import references_kept
 
 from fastexchange import fast_args
 from fastexchange.calls import dependencies
-from fastexchange.dispatch import fast_entry
 from fastexchange.ground import dtypes, numba_internals, readable
 from fastexchange.ground.passing import Retries, may_pass
 
@@ -52,10 +51,6 @@ def native_calls(kernel, *args, count=10) -> int:
     for _ in range(count):
         kernel(*args)
     return kernel.counts().fast - before
-
-
-def has_fast_entry(kernel) -> bool:
-    return any(entry.compiled_for for filed in kernel._native._overloads.values() for entry in filed.cached)
 
 
 X = np.arange(3.0)
@@ -93,30 +88,6 @@ def test_a_compilation_that_always_fails_costs_few_calls():
     kernel._forget()
     kernel._native.add = lambda *args: tries.append(1) or failing(None, MemoryError(), 1)()
     assert [kernel(X, X) for _ in range(1000)] == [5.0] * 1000 and len(tries) == 10
-
-
-def test_a_fast_entry_that_fails_now_or_is_interrupted(monkeypatch):
-    for error in NO_MORE:
-        kernel = fast_args(dot)
-        monkeypatch.setattr(fast_entry, "fast_entry", failing(fast_entry.fast_entry, error, 2))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert [kernel(X, X) for _ in range(120)] == [5.0] * 120
-        assert has_fast_entry(kernel), error
-        monkeypatch.undo()
-    kernel = fast_args(dot)
-    monkeypatch.setattr(fast_entry, "fast_entry", failing(fast_entry.fast_entry, KeyboardInterrupt(), 1))
-    with pytest.raises(KeyboardInterrupt):
-        for _ in range(20):
-            kernel(X, X)
-    assert [kernel(X, X) for _ in range(20)] == [5.0] * 20 and has_fast_entry(kernel)
-
-
-def test_a_call_that_has_been_made_is_not_lost_for_want_of_stack():
-    """The seventeenth call asks for a fast entry, after the kernel has run."""
-    kernel = fast_args(lambda x: x.sum())
-    kernel._cache_call = failing(kernel._cache_call, RecursionError(), -1)
-    assert [kernel(X) for _ in range(40)] == [3.0] * 40 and kernel._cache_call.left[0] < -2
 
 
 @pytest.mark.parametrize("error", NO_MORE, ids=repr)
@@ -158,7 +129,7 @@ def test_what_may_pass():
 
 @pytest.mark.slow
 def test_at_each_line_of_a_first_call():
-    """Whatever line of the package fails: the calls after it are right and native, with a fast entry, and nothing leaks."""
+    """Whatever line of the package fails: the calls after it are right and native, with a cache entry, and nothing leaks."""
     fast_args(dot)(X, X)
 
     def scene():
@@ -174,7 +145,7 @@ def test_at_each_line_of_a_first_call():
         with contextlib.suppress(RecursionError, MemoryError):
             work_with(failing(None, (RecursionError, MemoryError)[met % 2]("made"), 1))
         assert [kernel(x, x) for _ in range(24)] == [1.0] * 24, name
-        assert native_calls(kernel, x, x) == 10 and has_fast_entry(kernel), name
+        assert native_calls(kernel, x, x) == 10 and cache_entries(kernel), name
         assert kernel.bind(x, x)() == 1.0, name
     assert met > 20
 
@@ -294,4 +265,4 @@ def test_machine_code_of_kernels_that_llvm_has_not_got(names, folder):
 
 @pytest.mark.slow
 def test_machine_code_of_native_functions_that_llvm_has_not_got(folder):
-    assert run_python(CODE_LOST, folder, "function.vectorcall", "fast_entry").stdout == "True 1 39\n"
+    assert run_python(CODE_LOST, folder, "function.vectorcall").stdout == "True 1 39\n"

@@ -129,7 +129,7 @@ def new_stream(device: int = 0) -> int:
 
 
 def both_ways(launch, times: int = 40) -> None:
-    """Launch so often that the last ones are made by the fast entry, where there is one."""
+    """Launch so often that the last ones are made by the cache entry, where there is one."""
     for _ in range(times):
         launch()
 

@@ -1,4 +1,4 @@
-"""What the tests of launches share: kernels without code, memory, arrays of the packages' own, and proofs of the fast entry."""
+"""What the tests of launches share: kernels without code, memory, arrays of the packages' own, and proofs of the cache entry."""
 
 import contextlib
 import ctypes
@@ -17,8 +17,8 @@ from fastexchange import fast_args
 from fastexchange._abi import ffi
 from fastexchange.dispatch.runtime import runtime
 
-WARM = 24
-"""Launches after which one with the same types of arguments has its fast entry: the 17th asks for it."""
+WARM = 4
+"""More launches than the one that makes the cache entry for such types of arguments."""
 
 
 class ExportedTensor(_Tensor, stream=first_stream):
@@ -176,7 +176,7 @@ _VECTORCALL = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_ssize_t] * 4)
 
 @contextlib.contextmanager
 def general_launches(kernel):
-    """The list of the launches, 1 each, that fast entries leave to the general way; no kernel gets a cache entry meanwhile."""
+    """The list of the launches, 1 each, that cache entries leave to the general way; no kernel gets a cache entry meanwhile."""
     native, left = kernel._native.native, []
     original = native.vectorcall_any
 
@@ -192,22 +192,22 @@ def general_launches(kernel):
         native.vectorcall_any = original
 
 
-def has_fast_entry(kernel) -> bool:
-    """Whether the next launch goes to a fast entry."""
+def has_cache_entry(kernel) -> bool:
+    """Whether the next launch goes to a cache entry."""
     native = kernel._native.native
     return ffi.cast("fx_overload *", native.last).fast_entry != native.vectorcall_any
 
 
-def launch_fast(launcher, *arguments) -> None:
-    """Make a launch by a fast entry, after as many before it as that takes. Fails if that leaves it to the general way."""
+def launch_cached(launcher, *arguments) -> None:
+    """Make a launch by a cache entry, after one that makes the entry. Fails if that leaves it to the general way."""
     kernel = launcher.kernel
     for _ in range(WARM):
         launcher(*arguments)
-    assert has_fast_entry(kernel), "no fast entry was made"
+    assert has_cache_entry(kernel), "no cache entry was made"
     before = kernel.counts()
     with general_launches(kernel) as left:
         launcher(*arguments)
-    assert not left, "the fast entry left the launch to the general way"
+    assert not left, "the cache entry left the launch to the general way"
     after = kernel.counts()
     assert (after.fast, after.slow) == (before.fast + 1, before.slow)
 

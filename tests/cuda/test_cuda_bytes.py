@@ -3,7 +3,7 @@
 On a real driver, which does not show what a package launches, kernels are launched that read all of their arguments, and
 what they have read is compared.
 
-Each case is launched for the first time, by the general native way and by a fast entry; the package launches a kernel of
+Each case is launched for the first time, by the general native way and by a cache entry; the package launches a kernel of
 its own for the same arguments: device arrays, or objects with ``__cuda_array_interface__``, at the same addresses.
 
 Traps of the packages' own launches, which are not ours: numba-cuda-mlir's takes a kernel compiled for another scalar of
@@ -24,10 +24,9 @@ from launches import (
     address,
     device_array,
     function_of,
-    has_fast_entry,
     is_refused,
     kernel_of,
-    launch_fast,
+    launch_cached,
     launches_of,
     numbers_of,
     on_their_side,
@@ -50,7 +49,7 @@ if ml_dtypes is not None:
 Pair = collections.namedtuple("Pair", "first second")
 
 
-def check(record, package, arguments, configuration=(3, 64), *, is_fast=True, array=None, types_of=device_array, **options):
+def check(record, package, arguments, configuration=(3, 64), *, array=None, types_of=device_array, **options):
     """Compare our launch and the package's own: `array` makes its arrays, `types_of` those whose types ours have to have."""
     launches = launches_of(record, package, arguments, **options)
     arguments = launches.arguments
@@ -63,14 +62,8 @@ def check(record, package, arguments, configuration=(3, 64), *, is_fast=True, ar
         launcher(*arguments)
         assert kernel.counts() == (fast, 1, 1)
         assert launches.seen() == theirs, way
-    if is_fast:
-        launch_fast(launcher, *arguments)
-        assert launches.seen() == theirs, "the fast entry"
-    else:
-        for _ in range(40):
-            launcher(*arguments)
-        assert not has_fast_entry(kernel) and kernel.counts() == (41, 1, 1)
-        assert launches.seen() == theirs, "the general way, again"
+    launch_cached(launcher, *arguments)
+    assert launches.seen() == theirs, "the cached launch"
     typed = [typeof(package, on_their_side(package, value, lambda tensor: types_of(package, tensor))) for value in arguments]
     assert list(kernel.dispatcher.overloads) == [tuple(typed)] and [*map(str, kernel.signatures[0])] == [*map(str, typed)]
 
@@ -134,7 +127,7 @@ def test_arrays(record, package, name):
     check(record, package, [array for array in arrays if is_right_there(package, array)])
     launcher = kernel_of(package, len(arrays))[1, 32]
     expected = [word for array in arrays for word in words_of(package, array)]
-    for launch in (launcher, launcher, lambda *arguments: launch_fast(launcher, *arguments)):
+    for launch in (launcher, launcher, lambda *arguments: launch_cached(launcher, *arguments)):
         launch(*arrays)
         assert numbers_of(record.launches[-1]) == expected
 
@@ -146,11 +139,11 @@ def test_readonly_arrays(record, package):
         ExportedTensor(shape, "float64", data=address(package), readonly=readonly)
         for readonly in (False, True) for shape in [(), (3,), (2, 3), (0,)]
     ]  # fmt: skip
-    check(record, package, arrays, array=Interface, types_of=lambda package, tensor: Interface(tensor), is_fast=False)
+    check(record, package, arrays, array=Interface, types_of=lambda package, tensor: Interface(tensor))
     kernel = kernel_of(package, 8)
     kernel[1, 1](*arrays)
     assert [each.mutable for each in kernel.signatures[0]] == [True] * 4 + [False] * 4
-    assert all(array.exported == array.deleted > 40 for array in arrays)
+    assert all(array.exported == array.deleted > 2 for array in arrays)
 
 
 @both_packages
@@ -201,14 +194,14 @@ ARGUMENTS = {
 def test_arguments(record, package, name):
     x = DeviceTensor((3, 4), "float32", (8, 1), data=address(package))
     y = DeviceTensor((2, 2, 2), "float64", (1, 2, 4), data=address(package) + 1024)
-    check(record, package, ARGUMENTS[name](x, y), is_fast="complex" not in name)
+    check(record, package, ARGUMENTS[name](x, y))
 
 
 @both_packages
 def test_an_int_beyond_int64(record, package):
     """uint64, as numba-cuda has it; numba-cuda-mlir's own launch refuses it with OverflowError."""
     if package.__name__ == "numba.cuda":
-        check(record, package, [2**63], is_fast=False)
+        check(record, package, [2**63])
     kernel = kernel_of(package, 1)
     for value in [2**63, 2**64 - 1] * 20:
         kernel[1, 1](value)
@@ -244,7 +237,7 @@ def test_configurations(record, package):
             continue  # so many blocks take a GPU minutes
         theirs[configuration](*given)
         expected = launches.seen()
-        for launch in (ours[configuration], lambda *given: launch_fast(ours[configuration], *given)):  # noqa: B023
+        for launch in (ours[configuration], lambda *given: launch_cached(ours[configuration], *given)):  # noqa: B023
             launch(*launches.arguments)
             assert launches.seen() == expected, configuration
         assert record.launches[-1].shared == (configuration[3] if len(configuration) > 3 else 0)
@@ -269,7 +262,7 @@ def test_a_stream(record, package):
     launches.dispatcher()[1, 32, stream](*map(Interface, launches.arguments))
     theirs = launches.seen()
     DeviceTensor.streams[0] = int(stream.handle)
-    launch_fast(fast_args(launches.dispatcher())[1, 32], *launches.arguments)
+    launch_cached(fast_args(launches.dispatcher())[1, 32], *launches.arguments)
     assert launches.seen() == theirs and record.launches[-1].stream == int(stream.handle)
 
 
@@ -293,7 +286,7 @@ def test_clusters(record, package):
     check(record, package, [1.0], (8, 32, 0, 0, 4))
 
 
-# ---- the fast entry's short way for contiguous tensors: what is not as expected goes the general way ------------------
+# ---- the cache entry's short way for contiguous tensors: what is not as expected goes the general way ------------------
 
 AT = 0x7F1234560000
 MATRICES = {  # shape, strides, address, offset

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from cuda_tensors import DeviceTensor
 from launches import (
-    WARM,
     ExportedTensor,
     Interface,
     address,
@@ -18,7 +17,7 @@ from launches import (
     dispatcher_of,
     is_refused,
     kernel_of,
-    launch_fast,
+    launch_cached,
 )
 from stub_processes import run_package
 
@@ -62,7 +61,7 @@ def test_keywords_and_defaults(record, package):
         ((1,), {"d": 2}, "unexpected keyword argument 'd'"),
         ((1,), {"a": 2}, "multiple values for argument 'a'"),
     ]
-    for one_kind in (False, True):  # in turn, and then one kind of call by itself, which gets a fast entry
+    for one_kind in (False, True):  # in turn, and then one kind of call by itself, which gets a cache entry
         for arguments, named, expected in cases * (1 if one_kind else 30):
             for _ in range(30 if one_kind else 1):
                 launcher(*arguments, **named)
@@ -106,7 +105,7 @@ def test_signatures_in_turn(record, package, x):
 
 def test_values_are_read_in_each_launch(record, package, x):
     launcher = kernel_of(package, 2)[1, 32]
-    launch_fast(launcher, 0, x)
+    launch_cached(launcher, 0, x)
     for value in (*range(5), -1):
         launcher(value, x)
         assert record.launches[-1].parameters[0] == packed(value)[0]
@@ -140,21 +139,16 @@ NUMBERS = [
 def test_a_number_becomes_the_declared_one_as_numpy_converts_it(record, package, declared, numbers, beyond):
     launcher = kernel_of(package, 1, signature=f"void({declared})")[1, 1]
 
-    def has_fast_entry(given) -> bool:
-        return not (type(given) is int and given >= 2**63)  # the next int may be an int64
-
     for given in numbers:
         with np.errstate(over="ignore"):
             expected = np.dtype(declared.replace("boolean", "bool")).type(given).tobytes()
         launcher(given)
         launcher(given)
-        if has_fast_entry(given):
-            launch_fast(launcher, given)
+        launch_cached(launcher, given)
         assert {each.parameters for each in record.launches} == {(expected,)}, repr(given)
         record.clear()
     for given in beyond:
-        if has_fast_entry(given):
-            launch_fast(launcher, type(given)(1))
+        launch_cached(launcher, type(given)(1))
         record.clear()
         for _ in range(3):
             is_refused(lambda: launcher(given), OverflowError, "kernel()")  # noqa: B023
@@ -209,7 +203,7 @@ def test_what_a_declared_signature_does_not_take(record, package, mixed, x):
             with pytest.raises((TypeError, ValueError)):
                 launcher(1.0, given, x)
         is_refused(lambda: launcher(1.0, 1, b=x), TypeError, "unexpected keyword")
-        launch_fast(launcher, 1.0, 1, x)
+        launch_cached(launcher, 1.0, 1, x)
     launcher(a2=x, a1=2, a0=1)
     assert record.launches[-1].parameters[:2] == (np.float32(1).tobytes(), np.int32(2).tobytes())
     launcher(1.0, 1, np.zeros(3, np.float32))  # which the package copies
@@ -353,7 +347,7 @@ def test_dynamic_shared_memory(stub, package, x, shared):
     """More than 48 KiB has to be asked for, once."""
     launcher = kernel_of(package, 1)[1, 32, None, shared]
     stub.set_trace(True)
-    launch_fast(launcher, x)
+    launch_cached(launcher, x)
     launcher.bind(x)()
     asked = stub.trace.count("cuFuncSetAttribute") + stub.trace.count("cuKernelSetAttribute")
     assert asked == (shared > 48 * 1024) and stub.launches[-1].shared == shared
@@ -368,7 +362,7 @@ def test_dynamic_shared_memory(stub, package, x, shared):
 @pytest.mark.parametrize("options", [{"max_registers": 32}, {"launch_bounds": 128}, {"fastmath": True}, {"lineinfo": True}])
 def test_options_that_change_nothing_here(record, package, x, options):
     kernel = kernel_of(package, 1, **options)
-    launch_fast(kernel[1, 32], x)
+    launch_cached(kernel[1, 32], x)
     assert kernel.why_not == "" and kernel.dispatcher.targetoptions.items() >= options.items()
 
 
@@ -477,12 +471,12 @@ def test_recompile(record, package, monkeypatch):
     kernel = fast_args(package.jit(scale))
     launcher = kernel[1, 32]
     bound = launcher.bind(x)
-    launch_fast(launcher, x)
+    launch_cached(launcher, x)
     functions = {each.function for each in record.launches}
     assert len(functions) == 1
     monkeypatch.setitem(globals(), "SCALE", 3.0)
     kernel.recompile()
-    launch_fast(launcher, x)
+    launch_cached(launcher, x)
     assert record.launches[-1].function not in functions and kernel.counts().compiled == 1
     bound()  # goes on as it was bound
     assert record.launches[-1].packed == record.launches[0].packed
@@ -530,7 +524,7 @@ def test_the_disk_cache(package, tmp_path):
         sys.path.insert(0, {str(tmp_path)!r})
         from compiled_kernels import fast
         x = DeviceTensor((3,))
-        for _ in range({WARM + 6}):
+        for _ in range(30):
             fast[1, 32](2.0, x)
         stats = fast.dispatcher.stats
         print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()), len(stub.launches))

@@ -8,7 +8,7 @@ from cuda_stub import SONAME, Stub, real_driver
 from cuda_tensors import DeviceTensor, OtherTensor
 from forked import needs_fork
 from interpreter import run_python
-from launches import is_refused, launch_fast
+from launches import is_refused, launch_cached
 from made_producers import Ledger
 from stub_processes import PACKAGES, is_installed, run_package
 
@@ -60,7 +60,7 @@ def test_the_extended_launch(record, package):
         x[0] = 1
 
     kernel, x = fast_args(package.jit(synchronises)), DeviceTensor((4,), data=record.allocate(16))
-    launch_fast(kernel[2, 32], x)
+    launch_cached(kernel[2, 32], x)
     kernel[2, 32].bind(x)()
     assert {(each.cooperative, each.api) for each in record.launches} == {(True, "cuLaunchKernelEx")}
     record.clear()

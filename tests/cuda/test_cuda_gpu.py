@@ -149,7 +149,7 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype(copy, torch, dtype):
-    """As it is, whatever the strides, by the first launch and by the fast entry."""
+    """As it is, whatever the strides, by the first launch and by the cache entry."""
     bits = torch.randint(0, 2 if dtype == "bool" else 100, (3 * SIZE,), device="cuda").to(getattr(torch, dtype))
     for x in (bits[:SIZE], bits[::3], bits[:1].expand(SIZE)):
         for _ in range(30):
@@ -332,7 +332,7 @@ def test_a_launch_is_after_the_work_of_its_stream(copy, torch, pair, name):
     """Anywhere else it would be too early."""
     current, launch, waited = STREAMS[name]
     (x, out), streams = pair, {"side": torch.cuda.Stream(), "other": torch.cuda.Stream()}
-    for number in range(1, 60):  # by then through the fast entry
+    for number in range(1, 60):  # by then through the cache entry
         out.zero_()
         torch.cuda.synchronize()
         fill_late(torch, streams["side"], x, number)

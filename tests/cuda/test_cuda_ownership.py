@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cuda_producers import ArrayInterface
 from cuda_tensors import DeviceTensor
-from launches import ExportedTensor, Interface, address, all_given_back, device_array, kernel_of, launch_fast
+from launches import ExportedTensor, Interface, address, all_given_back, device_array, kernel_of, launch_cached
 
 from fastexchange import CudaError
 
@@ -27,7 +27,7 @@ def company(package, size: int) -> list:
 
 
 def lenders(package, size: int) -> list:
-    """Arguments that fast entries read."""
+    """Arguments that cache entries read."""
     return [(DeviceTensor((3,), data=address(package) + 64 * i), 300 + i)[i % 4 == 3] for i in range(size)]
 
 
@@ -44,7 +44,7 @@ def test_launches(record, package, kind, size):
     with all_given_back(*arguments):
         launcher(*arguments)
     if kind is lenders:
-        launch_fast(launcher, *arguments)
+        launch_cached(launcher, *arguments)
 
     def launch(times: int) -> None:
         for _ in range(times):
@@ -52,7 +52,7 @@ def test_launches(record, package, kind, size):
             launcher(**named)
             launcher.explain(*arguments)
 
-    launch(40)  # all that is compiled for them, a fast entry among it
+    launch(40)  # all that is compiled for them, a cache entry among it
     gc.collect()  # what compilation has left holds some
     nones = sys.getrefcount(None)
     with all_given_back(kernel, launcher, *arguments):
@@ -148,7 +148,7 @@ def test_errors_of_the_driver(stub, package, kind):
 def test_wrong_numbers_of_arguments(package):
     arguments = lenders(package, 3)
     launcher = kernel_of(package, 3)[1, 32]
-    launch_fast(launcher, *arguments)
+    launch_cached(launcher, *arguments)
     wrong = [(arguments[:2], {}), ([*arguments, 1], {}), ([], {}), (arguments, {"a0": 1}), (arguments[:2], {"b": 1})]
     with all_given_back(launcher, *arguments):
         for bad, named in wrong * 20:
@@ -177,7 +177,7 @@ def test_what_is_freed(package):
     kernel = kernel_of(package, 2)
     launcher = kernel[1, 32]
     x, array = Mine((3,), data=address(package)), device_array(package, DeviceTensor((3,), data=address(package)))
-    launch_fast(launcher, x, 1)
+    launch_cached(launcher, x, 1)
     launcher(array, 1)
     launcher((x, array), 1)
     launch = launcher.bind(x, array)

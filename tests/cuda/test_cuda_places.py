@@ -106,7 +106,7 @@ def check_order(stub, own: int, others: list[int]) -> None:
 
 @pytest.mark.parametrize("name", WHERE)
 def test_where_a_launch_goes(stub, kernels, world, name):
-    """By position, also by the fast entry, by keyword, and for tasks; the thread's context is as before, if it has one."""
+    """By position, also by the cache entry, by keyword, and for tasks; the thread's context is as before, if it has one."""
     make, given, device, stream, others = WHERE[name]
     arguments = make(world)
     kernel, given = kernels[len(arguments)], given and world.streams[given, 0]

@@ -244,7 +244,7 @@ CHANGES = [
 
 
 def test_a_tensor_that_changes(stub, kernels):
-    """Each launch has what the tensor is then, or is refused; after both, the fast entry is still right."""
+    """Each launch has what the tensor is then, or is refused; after both, the cache entry is still right."""
     x = DeviceTensor((4, 4))
     both_ways(lambda: kernels[1][2, 32](x))
     original, expected = ffi.new("DLTensor *", x._managed.dl_tensor), launched(stub, kernels[1], x)

@@ -60,7 +60,7 @@ def resets() -> list:
 
 
 def launches_afterwards():
-    """General ones, fast entries, launches for tasks, with shared memory, without tensors, declared ones, and of old arrays."""
+    """General ones, cache entries, launches for tasks, with shared memory, without tensors, declared ones, and of old arrays."""
     one, none, big, old = kernel(1), kernel(0), kernel(1), cuda.to_device(np.ones(4, "f4"))
     fast = one[1, 32]
     launches = [fast, big.forall(100), big[1, 32, None, 60000], kernel(1, "void(float32[::1])")[1, 32]]

@@ -174,7 +174,7 @@ KERNELS = READERS | {function.__name__: fast_args(function) for function in (rot
 
 # ---- paths -----------------------------------------------------------------------------------------------------------
 
-CALLS_BEFORE = {"first call": 0, "second call": 1, "warm call": 2, "keywords": 0, "fast entry": 20, "other fast entry": 20}
+CALLS_BEFORE = {"first call": 0, "second call": 1, "warm call": 2, "keywords": 0, "cache entry": 3, "other cache entry": 3}
 PATHS = tuple(CALLS_BEFORE)
 
 
@@ -275,7 +275,7 @@ def calls_with_one(draw, source: Source, kernels: tuple[str, ...], ndims=range(6
     kernel, path = draw(st.sampled_from(kernels)), draw(st.sampled_from(paths))
     found = kinds(source, NUMBERS if kernel == "look" else FEW, ndims) or kinds(source, NUMBERS, ndims)
     kind = before = draw(st.sampled_from(found))
-    if path == "other fast entry":
+    if path == "other cache entry":
         before = draw(st.sampled_from([
             each for each in found
             if len(paths) > 1 or (each.dtype, each.ndim) == (kind.dtype, kind.ndim)  # taken for the same more easily
@@ -321,7 +321,7 @@ GROUPS = {
     # name: (what is drawn for a source, shares of the examples)
     "one tensor": (lambda source: calls_with_one(source, tuple(READERS)), 6),
     # for a tensor of the same type, dtype and rank, but not the same layout
-    "another tensor's fast entry": (lambda source: calls_with_one(source, ("look",), range(4), ("other fast entry",)), 2),
+    "another tensor's cache entry": (lambda source: calls_with_one(source, ("look",), range(4), ("other cache entry",)), 2),
     "writing": (lambda source: calls_with_one(source, ("rotate",)), 2),
 }
 
@@ -434,7 +434,7 @@ def test_several_arguments():
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_each_source_by_each_path(source):
-    """Whatever examples are drawn; and what is called a fast entry is one."""
+    """Whatever examples are drawn; and what is called a cache entry is one."""
     kind = kinds(source, NUMBERS, range(6))[0]
     shape = (3,) * kind.ndim
     strides = tuple(fuzzing.compact(shape, np.dtype(kind.dtype).itemsize, "C"))
@@ -446,8 +446,8 @@ def test_each_source_by_each_path(source):
         for name in ("mix", "gather"):
             check_several_arguments((name, path, (each, 2.5, (each, (each,)))))
     for name, arguments in (("look", (tensor,)), ("mix", (tensor, 2.5, (tensor, (tensor,))))):
-        kernel = new_kernel(KERNELS[name])  # with room for a fast entry
-        make_call(kernel, "fast entry", arguments, arguments)
+        kernel = new_kernel(KERNELS[name])  # with room for a cache entry
+        make_call(kernel, "cache entry", arguments, arguments)
         assert is_fast(kernel, tensor)
 
 
@@ -476,7 +476,7 @@ def test_random_bytes(name, tmp_path):
     assert outcomes >= wanted
 
 
-EVERY = ("kernel", "fast entry", "kernel without the GIL", "from_dlpack")
+EVERY = ("kernel", "cache entry", "kernel without the GIL", "from_dlpack")
 LIMITS = {
     # a tensor: (what is said of it, whether it is refused, by which consumers)
     "an address that is NULL once the byte offset is added": (

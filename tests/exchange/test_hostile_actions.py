@@ -178,7 +178,7 @@ def when_deleted(act, base=None, **form):
     return tensor
 
 
-FAST = "before a view, in a fast entry"
+FAST = "before a view, in a cache entry"
 OLD = {"export": export_legacy, "name": b"dltensor"}
 TIMES = {
     "before a view": (lambda act: new(Viewed, view=before(act)), total),

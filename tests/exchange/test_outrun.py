@@ -162,7 +162,7 @@ def known_kernel(nogil: bool):
 
 @functools.cache
 def later(nogil: bool, place: str = "before", make=twos):
-    """A kernel that makes such calls by a fast entry."""
+    """A kernel that makes such calls by a cache entry."""
     for _ in range(20):
         known_kernel(nogil)(*PLACES[place](make(), Evil(lambda: None)))
     return known_kernel(nogil)

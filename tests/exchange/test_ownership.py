@@ -31,12 +31,12 @@ from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 from fastexchange.calls import dependencies
 
 assert no_violations  # a fixture
-WARM = 60
-"""Calls after which each combination of argument types in use has its fast entry."""
+WARM = 4
+"""Calls after which each combination of argument types in use has its cache entry."""
 FAST = ["numpy", "exchange table", *["torch"] * has_table()]
 OWNING = ["__dlpack__", "legacy", "exports only", "wrapper", "unversioned"]
 COMPANIES = {  # who stands beside the argument to blame, by turns; how many arguments there are
-    "fast": (FAST, (1, 3, 7, 32)),  # their calls are made by fast entries
+    "fast": (FAST, (1, 3, 7, 32)),  # their calls are made by cache entries
     "owning": (OWNING + ["torch"] * (torch is not None and not has_table()), (1, 3)),
     "buffers": (["memoryview", "array.array", "bytearray"], (3,)),
     "mixed": (list(PRODUCERS), (7,)),
@@ -137,7 +137,7 @@ def new_kernel(count: int, company=None, **options):
 
 @functools.cache
 def known_kernel(count: int, name: str, **options):
-    """A kernel that knows all calls with arguments of a company, and makes those of the fast one by fast entries."""
+    """A kernel that knows all calls with arguments of a company, and makes those of the fast one by cache entries."""
     kernel, (kinds, _) = new_kernel(count, **options), COMPANIES[name]
     for start in range(len(FAST) if name == "fast" else 1):
         with company(kinds[start:] + kinds[:start], count) as (tensors, _):

@@ -19,7 +19,7 @@ from fastexchange.producers import paddle as paddle_producer
 
 needs_paddle = pytest.mark.skipif(paddle is None, reason="PaddlePaddle is not installed")
 needs_views = pytest.mark.skipif(StridedMemoryView is None, reason="cuda.core is not installed")
-CALLS = 20  # more than sixteen, after which there is a fast entry
+CALLS = 4  # the first makes the cache entry
 
 
 @fast_args

@@ -18,7 +18,7 @@ import fastexchange
 from fastexchange import fast_args
 from fastexchange.dispatch.runtime import runtime
 from fastexchange.dispatch.self_test import calls_as_numba
-from fastexchange.ground import cfunction, numba_code, numba_internals, sources
+from fastexchange.ground import cfunction, numba_internals, sources
 from fastexchange.ground.cfunction import code_cache
 
 CHANGES = {
@@ -123,15 +123,7 @@ def unbox_start(numba_type, ob, c):
 
 
 def test_what_casts_call_of_numbas_runtime_is_in_the_generated_code(monkeypatch):
-    """Also if all parts come from a wheel: they bring only what they call themselves."""
-    compiled, finish, finished = cfunction.Part.__dict__["compiled"], cfunction.CodeUnit.finish, {}
-
-    def from_a_wheel(part):
-        name, library = compiled.__get__(part, cfunction.Part)
-        if isinstance(library, numba_code.LinkableCode):  # it does come from a wheel
-            return name, library
-        symbol = f"fastexchange.part.{'.'.join(part.key)}"
-        return symbol, numba_code.LinkableCode(numba_code.finish_part(library, name, symbol))
+    finish, finished = cfunction.CodeUnit.finish, {}
 
     def noted(unit, extra=None):
         result = finish(unit, extra)
@@ -139,18 +131,17 @@ def test_what_casts_call_of_numbas_runtime_is_in_the_generated_code(monkeypatch)
         finished[name] = {function.name for function in unit.library._final_module.functions if function.is_declaration}
         return result
 
-    monkeypatch.setattr(cfunction.Part, "compiled", property(from_a_wheel))
     monkeypatch.setattr(cfunction.CodeUnit, "finish", noted)
 
     @fast_args
     @numba.njit([types.int64(Start("Start"))])
     def kernel(start):
-        with numba.objmode():  # so the kernel is not linked into the launch's entry, which has to pass the value
+        with numba.objmode():  # so the kernel is not inlined: the value has to be passed
             pass
         return 7
 
     assert {kernel(np.ones(3)) for _ in range(60)} == {kernel.bind(np.ones(3))()} == {7}
-    assert finished.keys() >= {"trampoline", "fast_entry"}
+    assert finished.keys() >= {"trampoline"}
     defined = {each.name for each in numba_internals.runtime_library()._final_module.functions if not each.is_declaration}
     assert "NRT_MemInfo_data_fast" in defined
     assert not {name: missing for name, declared in finished.items() if (missing := declared & defined)}

@@ -185,7 +185,7 @@ def a_first_call(base):
 
 
 def a_cached_call(base):
-    """The calls in which a fast entry is made."""
+    """The calls in which a cache entry is made."""
     _, *others, kernel, tensor = a_first_call(base)
     for _ in range(10):
         kernel(1.0, tensor)

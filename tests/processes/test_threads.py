@@ -370,7 +370,7 @@ def test_recompiling_while_a_tensor_is_released(rated):
 @needs_torch
 @pytest.mark.usefixtures("switching")
 def test_grad_mode_is_a_threads_own():
-    """On every path, the fast entry's too: tensors that require grad are for threads that have switched grad mode off."""
+    """On every path, the cache entry's too: tensors that require grad are for threads that have switched grad mode off."""
     kernel = fast_args(lambda a, x: a + x.sum())
     weights, plain = torch.ones(3, requires_grad=True), torch.ones(3)
     view = weights[1:]
