@@ -16,7 +16,6 @@ SOURCES = (
     "producers/buffer.py",
     "producers/capsules.py",
     "producers/torch_offsets.py",
-    "producers/torch_abi.py",
     "producers/torch_modes.py",
     "dispatch/structs.py",
     "cuda/structs.py",

@@ -89,10 +89,12 @@ def load_torch() -> ModuleType | None:
     """
     import torch
 
-    from fastexchange.producers import torch_abi, torch_offsets
+    from fastexchange.producers import torch_offsets
 
-    found = torch_offsets.Guard()  # whatever is chosen for this process
-    if not found.knows_all or not found.native.ndim or torch_abi.why_not():
+    found = torch_offsets.guard()
+    names = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type")
+    functions = [torch_offsets.c_function(f"aoti_torch_get_{name}") for name in names]
+    if not found.knows_views or not all(functions):
         return None
     at = found.native
     limit = _load_c(
@@ -102,8 +104,6 @@ def load_torch() -> ModuleType | None:
         AT_DEVICE=at.device, AT_NDIM=at.ndim, AT_SIZES=at.sizes, AT_STRIDES=at.strides, AT_OFFSET=at.storage_offset,
         FLOAT32=ctypes.c_uint16.from_address(torch.ones(1)._cdata + at.element_type).value & 63,
     )  # fmt: skip
-    names = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type")
-    functions = [torch_offsets.c_function(f"aoti_torch_get_{name}") for name in names]
     limit.use(torch.Tensor, *(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
     return limit
 

@@ -95,8 +95,9 @@ def type_of(view):
 
 def is_fast(kernel, *arguments) -> bool:
     """Whether the next call of `kernel` goes to a cache entry for arguments of these types."""
-    last = kernel._native.native.last
-    return any(entry.address == last and entry.types == [id(type(each)) for each in arguments] for entry in cache_entries(kernel))
+    wanted = [id(type(argument)) for argument in arguments]
+    last = next((entry for entry in cache_entries(kernel) if entry.address == kernel._native.native.last), None)
+    return last is not None and last.types[: len(wanted)] == wanted
 
 
 # ---- random arrays ---------------------------------------------------------------------------------------------------

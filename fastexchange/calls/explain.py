@@ -63,7 +63,7 @@ class Explanation:
     reasons: tuple[str, ...] = ()
     """Why it takes no faster path, and why kernels refuse its elements, if they do."""
     source: str = ""
-    """What gives a PyTorch tensor's view: ``memory``, ``abi`` or ``table``, the values of FASTEXCHANGE_TORCH."""
+    """What gives a PyTorch tensor's view: ``memory`` or ``table``."""
 
     def __str__(self):
         meaning = SOURCES.get(self.source) or _MEANING[self.path]

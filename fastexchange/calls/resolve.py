@@ -20,13 +20,13 @@ from ..dispatch.boxing import UnsupportedEntry
 from ..dispatch.overloads import AGAIN
 from ..dispatch.readers import DRY_RUN, FLAG_ASKED
 from ..dispatch.signature import UnknownDtype, lists_in, numba_types
-from ..exchange.discovery import learn
+from ..exchange.discovery import compare_memory, learn
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
 from ..ground.dtypes import lacks_dtype
 from ..ground.native import address_of
 from ..ground.numba_code import runs_python
 from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
-from ..ground.parameters import find_item
+from ..ground.parameters import find_item, flatten
 from ..producers import buffer, torch, torch_storage
 from .compile_errors import add_call
 from .fallback import are_numbas, call_numba, copy_of, forget_frames
@@ -184,6 +184,9 @@ class Resolver:
                 except Exception as error:  # a type whose attributes raise
                     refused(kernel, report.position, error)
             elif status == structs.STATUS_UNKNOWN_SHAPE:
+                for position, value in enumerate(self.bound):
+                    for _, item in flatten(position, value):
+                        compare_memory(item)
                 if not self.specialise():
                     report.native.status = structs.STATUS_NUMBA
                     return report

@@ -181,8 +181,6 @@ _SETTINGS = {
 def _environment() -> Iterator[Finding]:
     from numba.core import config
 
-    from ..producers.torch_offsets import SOURCE, SOURCES
-
     section = "environment"
     for name, (is_slow, means) in _SETTINGS.items():
         value = getattr(config, name, None)
@@ -196,13 +194,6 @@ def _environment() -> Iterator[Finding]:
             yield Finding(section, name, OK, os.environ[name])
     if not any(name.startswith("NUMBA_") for name in os.environ):
         yield Finding(section, "NUMBA_*", OK, "no variable of this name is set")
-    if chosen := os.environ.get(SOURCE):
-        if chosen.lower() in SOURCES:
-            yield Finding(section, SOURCE, OK, chosen)
-        else:
-            advice = f"set it to one of {', '.join(SOURCES)}, or unset it"
-            text = f"{chosen!r} is unknown: PyTorch's tensors are read by their exchange table"
-            yield Finding(section, SOURCE, SLOW, text, advice)
 
 
 def _cuda() -> Iterator[Finding]:

@@ -323,7 +323,7 @@ def _disk_cache() -> Iterator[Finding]:
 
 
 def _torch(torch) -> Iterator[Finding]:
-    from ..producers import torch_abi, torch_offsets
+    from ..producers import torch_offsets
 
     section = "frameworks"
     guard = torch_offsets.guard()
@@ -342,14 +342,11 @@ def _torch(torch) -> Iterator[Finding]:
         also = "" if guard.can_ask else f"; native code cannot ask either: {guard.why.get('queries')}"
         yield Finding(section, name, SLOW, f"not found, so {who}: {why}{also}", _REPORT)
     if guard.knows_all:
-        name, source = "torch: source of views", torch_offsets.source()
-        why_no_abi = torch_abi.why_not() if source != "table" else guard.why_no_views
+        name = "torch: source of views"
         if guard.knows_views:
             yield Finding(section, name, OK, "memory: its layout is verified")
-        elif not why_no_abi:
-            yield Finding(section, name, OK, f"the C ABI; not memory: {guard.why_no_views}")
         else:
-            text = f"the exchange table, or without one __dlpack__; not memory: {guard.why_no_views}; not the C ABI: {why_no_abi}"
+            text = f"the exchange table, or without one __dlpack__; not memory: {guard.why_no_views}"
             yield Finding(section, name, NOTHING, text)
     yield from _torch_operators(section, guard.knows_all)
     yield from _examples(section, iter([_Example("torch.Tensor", torch.arange(4.0), _OWN)]))

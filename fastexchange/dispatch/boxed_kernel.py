@@ -156,7 +156,7 @@ def make_arguments(boxed, context, runtime, words, given, stand_ins):
     if entry == 0 or structs.entry_at(entry).guard == 0:
         return False
     guard = structs.guard_at(guard_of(context, structs.entry_at(entry)))
-    if guard.asks != 0 or guard.ndim == 0 or guard.object > 8 * (STAND_IN_WORDS - 1):
+    if guard.asks != 0 or guard.object > 8 * (STAND_IN_WORDS - 1):
         return False
     address = guard_of(context, structs.entry_at(entry))
     is_right = True

@@ -81,7 +81,7 @@ def is_storage_enough(context, guard, export):
     if guard == 0 or context.device_type != CPU or export.storage == 0:
         return False
     offsets = structs.guard_at(guard)
-    return offsets.ndim != 0 and offsets.storage_object != 0 and is_in_memory(offsets, export.object)
+    return offsets.storage_object != 0 and is_in_memory(offsets, export.object)
 
 
 @native

@@ -34,7 +34,7 @@ from .binding import bind_into
 from .frame import drop, give_frame, take_frame
 from .pack import dtype_entry
 from .python_calls import call_method
-from .torch_guard import guard_of, is_odd
+from .torch_guard import guard_of, is_in_memory, is_odd, shape_in_memory
 from .type_table import find
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
@@ -130,7 +130,15 @@ def read_shape(context, runtime, ob, shape, room, view):
         for i in range(ndim):
             store(shape + 8 * i, load(ndarray_at(ob).dimensions + 8 * i))
         return ndim, key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-    if kind != structs.KIND_EXCHANGE or is_odd(guard_of(context, structs.entry_at(entry)), ob):
+    guard = guard_of(context, structs.entry_at(entry))
+    if kind != structs.KIND_EXCHANGE or is_odd(guard, ob):
+        return -1, 0
+    if guard != 0 and is_in_memory(structs.guard_at(guard), ob):
+        ndim, field, sizes = shape_in_memory(structs.guard_at(guard), guard, ob)
+        for i in range(min(ndim, room)):
+            store(shape + 8 * i, load(sizes + 8 * i))
+        return (ndim, field) if ndim <= room and field - 1 >> 16 == 0 else (-1, 0)  # the field is known, and has no lanes
+    if structs.entry_at(entry).borrow == 0:
         return -1, 0
     dl_tensor_at(view).device.device_type = 0
     failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0

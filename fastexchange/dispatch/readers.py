@@ -284,11 +284,11 @@ def take_export(frame_address, ob, entry):
 
 @native
 def borrow_view(frame_address, ob, entry, view):
-    """Borrow a view by the type's exchange table, or PyTorch's C ABI. Returns as :func:`find_shown`."""
+    """Borrow a view by the type's exchange table. Returns as :func:`find_shown`."""
     frame = structs.frame_at(frame_address)
     origin = ob + structs.ORIGIN_VIEW
     guard = guard_of(structs.context_at(frame.context), structs.entry_at(entry))
-    if is_odd(guard, ob) or frame.flags & FLAG_MEMORY != 0:
+    if is_odd(guard, ob) or frame.flags & FLAG_MEMORY != 0 or structs.entry_at(entry).borrow == 0:
         return (structs.STATUS_CHECK if frame.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA), 0, True, 0, origin
     device = dl_tensor_at(view).device
     device.device_type, device.device_id = 0, 0  # no device, in case the producer writes nothing
@@ -356,7 +356,7 @@ def read_in_memory(ob, entry, frame_address, word, array, origin, rank):
     context = structs.context_at(frame.context)
     guard = guard_of(context, structs.entry_at(entry))
     offsets = structs.guard_at(guard)
-    if guard == 0 or offsets.ndim == 0 or is_odd_by(offsets, guard, ob) or not is_in_memory(offsets, ob):
+    if guard == 0 or is_odd_by(offsets, guard, ob) or not is_in_memory(offsets, ob):
         return 0
     field = field_in_memory(offsets, guard, ob)
     ndim = rank_in_memory(offsets, ob)

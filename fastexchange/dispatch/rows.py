@@ -22,7 +22,7 @@ from numba import types
 from .._abi import ffi
 from ..ground import cpython as c
 from ..ground.cfunction import CFunction, cfunction
-from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE, PyErr_Occurred
+from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE
 from ..ground.dltensor import DL_TENSOR, READONLY, dl_tensor_at, element_field, is_plain, managed_at
 from ..ground.native import (
     as_words,
@@ -41,10 +41,9 @@ from ..producers.ndarray import ndarray_at
 from . import readers, structs
 from .boxing import box_or_raise
 from .exports import BY_PYTORCH, begin_export, take_turn
-from .frame import ARRAY_BYTES, EXPORT_BYTES, give_frame, note_leaks, put_back, release, release_exports
+from .frame import ARRAY_BYTES, EXPORT_BYTES, give_frame, note_leaks, release, release_exports
 from .inline_cache import have_types_of
 from .pack import end_of_array, pack_contiguous, pack_ndarray, pack_scattered, pack_tensor
-from .python_calls import refuse
 from .torch_guard import (
     OFFSETS,
     Offsets,
@@ -84,7 +83,7 @@ def go_on(items, row, word, array, frame):
 
 @native
 def leave(row, frame, status):
-    """Leave the call: a value is not as its row says. `status`: STATUS_ERROR with a producer's exception, else anything."""
+    """Leave the call to ``vectorcall.leave_row``: a value is not as its row says; `status` as there."""
     runtime = structs.runtime_at(structs.context_at(structs.frame_at(frame).context).runtime)
     return call_word(runtime.leave_row, (frame, status, structs.row_at(row).position))
 
@@ -93,24 +92,6 @@ def leave(row, frame, status):
 def is_of_type(ob, row):
     """Whether an object has the type of a row."""
     return Py_TYPE(ob) == load(structs.row_at(row).entry)
-
-
-@cfunction(types.intp, types.intp, types.intp, types.intp)
-def leave_row(frame_address, status, position):
-    """:func:`leave`: release what the call holds, and make the call by the general path, or raise a producer's exception."""
-    frame = structs.frame_at(frame_address)
-    context = structs.context_at(frame.context)
-    runtime = structs.runtime_at(context.runtime)
-    callable_, args, nargsf = frame.callable, frame.args, frame.nargsf
-    if frame.is_owning != 0 or frame.export_count != 0:
-        frame.array_count = 0
-        release(runtime, frame)
-    put_back(runtime, frame_address)
-    if status == structs.STATUS_ERROR:
-        return refuse(context, callable_, position)
-    if PyErr_Occurred() != 0:
-        c.PyErr_Clear()
-    return call_word(context.vectorcall_any, (callable_, args, nargsf, 0))
 
 
 @cfunction(*[types.intp] * 5, together=TOGETHER)
@@ -429,7 +410,7 @@ def begin_exports(items, row_address, word, array, frame_address):
     runtime = structs.runtime_at(structs.context_at(frame.context).runtime)
     if row.expected[0] != 0:
         if not have_types_of(frame.overload, frame.args):  # the general path makes the exports: each only once
-            return leave(row_address, frame_address, 0)
+            return leave(row_address, frame_address, structs.STATUS_CHANGED)
         if row.expected[1] != 0:
             count = structs.overload_at(frame.overload).given_count
             status = call_word(runtime.export_managed, (frame.context, frame_address, frame.args, count, 0))
@@ -463,7 +444,7 @@ def export_row(items, row_address, word, array, frame_address):
     # Another call, by Python code of an export, may have made other rows of these.
     is_known = export.object == ob or (export.object == 0 and row.expected[0] != BY_PYTORCH)
     if not is_of_type(ob, row_address) or row.expected[1] >= frame.export_count or not is_known or export.managed != 0:
-        return leave(row_address, frame_address, 0)
+        return leave(row_address, frame_address, structs.STATUS_CHANGED)
     export.object = ob
     status = take_turn(context, structs.entry_at(row.entry), export, row.expected[0], 0)
     if status != structs.STATUS_OK:

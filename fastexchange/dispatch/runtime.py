@@ -87,7 +87,7 @@ class Runtime:
             self._numbas_entry.fast_entry = vectorcall.call_numbas_cached.address
             self.native.numbas_entry = int(ffi.cast("intptr_t", self._numbas_entry))
             self.add(read_arguments.walk, readers.read_tensor, take_exports.export_managed)
-            self.add(vectorcall.run, vectorcall.vectorcall_any, rows.call_cached, rows.leave_row, rows.end_call)
+            self.add(vectorcall.run, vectorcall.vectorcall_any, vectorcall.leave_row, rows.call_cached, rows.end_call)
             self.add(rows.read_value, rows.check_tensor, rows.leave_tuple, rows.begin_row, rows.launch_row)
             self.add(rows.export_row, rows.call_kernel)
             self.add(frame.release_owner, frame.release_managed, frame.release_both)

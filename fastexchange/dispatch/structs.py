@@ -63,7 +63,8 @@ typedef struct {
     int64_t read_tensor;        /* the reader of tensors by their exports and views: of `readers` */
     int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `vectorcall.run`, for the CPU */
     int64_t vectorcall_any;     /* vectorcallfunc of the general path, which makes any call */
-    int64_t leave_row, end_call, read_value, leave_tuple, check_tensor;         /* of `rows`, by its names */
+    int64_t leave_row;          /* void (fx_frame *, status, position): of `vectorcall` */
+    int64_t end_call, read_value, leave_tuple, check_tensor;         /* of `rows`, by its names */
     int64_t begin_row, export_row, launch_row, call_kernel;     /* of `rows`, too */
     int64_t call_cached;        /* vectorcallfunc with two more arguments, fx_context *, fx_overload *: of cached calls */
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */

@@ -157,7 +157,12 @@ def is_of(guard, storage, ob):
 
 @native
 def is_in_memory(offsets, ob):
-    """Whether the memory of a tensor that is not odd may be read: not if PyTorch checks each access, as to copy-on-write ones."""
+    """Whether the view of a tensor that is not odd may be read in memory.
+
+    Not if no tensor's may be, nor if PyTorch checks each access to this one's memory, as to a copy-on-write one's.
+    """
+    if offsets.ndim == 0:
+        return False
     storage = load(load(ob + offsets.object) + offsets.storage)
     return load(storage + offsets.storage_checked) & 0xFF == 0
 
@@ -194,6 +199,13 @@ def device_in_memory(offsets, address, ob):
 def rank_in_memory(offsets, ob):
     """The number of dimensions of a tensor."""
     return load(load(ob + offsets.object) + offsets.ndim)
+
+
+@native
+def shape_in_memory(offsets, address, ob):
+    """The number of dimensions of a tensor that :func:`is_in_memory`, its :func:`field_in_memory`, where its extents are."""
+    ndim = rank_in_memory(offsets, ob)
+    return ndim, field_in_memory(offsets, address, ob), view_in_memory(offsets, ob, ndim, 1).shape
 
 
 @native

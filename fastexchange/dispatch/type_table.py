@@ -5,7 +5,7 @@ Source of the hash: Knuth, The Art of Computer Programming, volume 3, section 6.
 
 import sys
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._abi import ffi
 from ..ground.native import address_of, load, native
@@ -40,10 +40,17 @@ def find(runtime, address):
         slot = (slot + 1) & mask
 
 
-def _use_of(fields: dict[str, int]) -> object:
+def _use_of(fields: dict[str, Any]) -> object:
     """What an ``fx_entry`` with these fields can be used for again. No cache entry refers to that of a constant or a dtype."""
     is_type = fields["kind"] not in (KIND_VIEW, KIND_DTYPE) and not (fields["kind"] == KIND_CONSTANT and fields.get("key"))
     return tuple(sorted(fields.items())) if is_type else "object"
+
+
+class _Used(NamedTuple):
+    """An ``fx_entry *``, and what it can be used for again."""
+
+    entry: Any
+    use: object
 
 
 class TypeTable:
@@ -65,7 +72,7 @@ class TypeTable:
         self._fields: dict[int, dict[str, int]] = {}
         self._holders: dict[int, object] = {}
         self._kept: dict[int, object] = {}
-        self._entries: dict[int, Any] = {}
+        self._entries: dict[int, _Used] = {}
         self._unused: dict[Any, list[Any]] = {}
         self._slots = None
         self._rebuild(_FIRST_CAPACITY)
@@ -112,7 +119,7 @@ class TypeTable:
         """Change fields of `thing`'s entry."""
         with self._lock:
             self._fields[id(thing)].update(fields)
-            self._fill(self._entries[id(thing)], self._fields[id(thing)])
+            self._fill(self._entries[id(thing)].entry, self._fields[id(thing)] | self._derived(self._fields[id(thing)]))
 
     def fields(self, thing) -> dict[str, int]:
         """The fields of `thing`'s ``fx_entry``."""
@@ -125,12 +132,11 @@ class TypeTable:
     def remove(self, address: int) -> None:
         """Remove the entry of `address`. Weak references call this at any moment, even during a :meth:`_rebuild`."""
         with self._lock:
-            if (fields := self._fields.pop(address, None)) is not None:
+            if self._fields.pop(address, None) is not None:
                 self._slots[self._slot(self._slots, address)] = REMOVED
-            entry = self._entries.pop(address, None)
-            if fields is not None and entry is not None:
-                entry.address = 0
-                self._unused.setdefault(_use_of(fields), []).append(entry)
+            if (used := self._entries.pop(address, None)) is not None:
+                used.entry.address = 0
+                self._unused.setdefault(used.use, []).append(used.entry)
             holder, kept = self._holders.pop(address, None), self._kept.pop(address, None)
         del holder, kept  # outside of the lock: their destructors may run any code
 
@@ -142,12 +148,15 @@ class TypeTable:
             self.remove(address)
 
     def _insert(self, address: int, fields: dict[str, int]) -> None:
-        if (entry := self._entries.get(address)) is None:
-            unused = self._unused.get(_use_of(fields))
-            entry = self._entries[address] = unused.pop() if unused else ffi.new("fx_entry *")
+        if address not in self._entries:
+            every = fields | self._derived(fields)
+            use = _use_of(every)
+            unused = self._unused.get(use)
+            entry = unused.pop() if unused else ffi.new("fx_entry *")
             ffi.memmove(entry, bytes(ffi.sizeof("fx_entry")), ffi.sizeof("fx_entry"))
-        self._fill(entry, fields)
-        entry.address = address
+            self._fill(entry, every)
+            self._entries[address] = _Used(entry, use)
+        self._entries[address].entry.address = address
         self._fields[address] = fields
         if 2 * (self._used + 1) > self._slots[0]:
             self._rebuild(max(_FIRST_CAPACITY, 4 * len(self._fields)))
@@ -155,8 +164,9 @@ class TypeTable:
             self._write(self._slots, address)
             self._used += 1
 
-    def _fill(self, entry, fields: dict[str, int]) -> None:
-        for name, value in (fields | self._derived(fields)).items():
+    @staticmethod
+    def _fill(entry, fields: dict[str, Any]) -> None:
+        for name, value in fields.items():
             setattr(entry, name, value)
 
     @staticmethod
@@ -170,7 +180,7 @@ class TypeTable:
 
     def _write(self, slots, address: int) -> None:
         slot = self._slot(slots, address)
-        slots[slot + 1] = address_of(self._entries[address])
+        slots[slot + 1] = address_of(self._entries[address].entry)
         slots[slot] = address  # last: native code finds only complete ones
 
     def _rebuild(self, capacity: int) -> None:

@@ -18,13 +18,13 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
-from ..ground.cpython import KERNEL_CONTEXT, OB_SIZE
+from ..ground.cpython import KERNEL_CONTEXT, OB_SIZE, PyErr_Occurred
 from ..ground.dlpack import CPU
 from ..ground.dltensor import DL_TENSOR_WORDS
 from ..ground.native import call_word, load, native, stack, store
 from . import structs
 from .binding import bind_into
-from .frame import drop_lists, give_frame, grow_frame, release, take_frame
+from .frame import drop_lists, give_frame, grow_frame, put_back, release, take_frame
 from .inline_cache import call_entry, find_cached, look_up, site_of
 from .launch import launch_here
 from .python_calls import (
@@ -113,6 +113,15 @@ def run(context_address, args, nargs, flags, state):
 
 
 @native
+def in_order(context, runtime, frame_address, args, nargs, kwnames):
+    """Put a call's arguments into the order of the parameters. Returns a STATUS_*, the frame, the arguments, and their number."""
+    if kwnames == 0 and (nargs == context.plain_count or (nargs >= context.parameter_count and context.variadic != 0)):
+        return structs.STATUS_OK, frame_address, args, nargs
+    status, frame_address = bind_into(context, runtime, frame_address, args, nargs, kwnames)
+    return status, frame_address, structs.frame_at(frame_address).bound, context.parameter_count
+
+
+@native
 def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames):
     """The general path: make any call, also with keywords, defaults, ``*args`` and unknown types. `launch`: as in `run_by`."""
     context = structs.context_at(context_address)
@@ -134,15 +143,12 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
     items = args
     status = structs.STATUS_OK
     if kwnames != 0 or nargs != context.plain_count:
-        if kwnames != 0 or nargs < context.parameter_count or context.variadic == 0:
-            is_whole = kwnames != 0 and nargs + load(kwnames + OB_SIZE) == context.plain_count
-            status, frame_address = bind_into(context, runtime, frame_address, args, nargs, kwnames)
-            items = structs.frame_at(frame_address).bound
-            nargs = context.parameter_count
-            if status == structs.STATUS_OK and is_whole and is_on_cpu:  # a call with positional arguments
-                result = call_entry(context_address, context.last, callable_, items, nargs)
-                give_frame(runtime, frame_address)
-                return result
+        is_whole = kwnames != 0 and nargs + load(kwnames + OB_SIZE) == context.plain_count
+        status, frame_address, items, nargs = in_order(context, runtime, frame_address, args, nargs, kwnames)
+        if status == structs.STATUS_OK and is_whole and is_on_cpu:  # a call with positional arguments
+            result = call_entry(context_address, context.last, callable_, items, nargs)
+            give_frame(runtime, frame_address)
+            return result
     state = stack(4)
     store(state + FRAME, frame_address)
     store(state + LAUNCHER, launcher)
@@ -193,6 +199,43 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
 def vectorcall_any(callable_, args, nargsf, kwnames):
     """:func:`call_any` for CPU kernels."""
     return call_any(launch_here, load(callable_ + KERNEL_CONTEXT), 0, callable_, args, nargsf, kwnames)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp)
+def leave_row(frame_address, status, position):
+    """Make a cached call that a row has left, by the general path, or raise a producer's exception.
+
+    `status`: 0 or less: a value is not as its row says. STATUS_ERROR: the producer of the argument at `position` has set an
+    exception. Any other: the exports of the call are not complete.
+    """
+    frame = structs.frame_at(frame_address)
+    context = structs.context_at(frame.context)
+    runtime = structs.runtime_at(context.runtime)
+    callable_, args, nargsf = frame.callable, frame.args, frame.nargsf
+    frame.array_count = 0
+    if status != structs.STATUS_ERROR and PyErr_Occurred() != 0:
+        c.PyErr_Clear()
+    is_exported = status <= 0 and frame.export_count != 0 and context.device_type == CPU
+    if is_exported:  # no producer is asked a second time
+        state = stack(4)
+        context_address = frame.context
+        status, frame_address, items, nargs = in_order(context, runtime, frame_address, args, nargsf & c.NARGS_MASK, 0)
+        store(state + FRAME, frame_address)
+        store(state + LAUNCHER, 0)
+        if status == structs.STATUS_OK:
+            status = call_word(context.run, (context_address, items, nargs, 0, state))
+        else:
+            release(runtime, structs.frame_at(frame_address))
+        give_frame(runtime, load(state + FRAME))
+        if status == structs.STATUS_OK:
+            context.calls += 1
+            return load(state + RESULT)
+    else:
+        release(runtime, frame)
+        put_back(runtime, frame_address)
+    if status == structs.STATUS_ERROR:
+        return refuse(context, callable_, position)
+    return call_word(context.vectorcall_any, (callable_, args, nargsf, 0))
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)

@@ -21,7 +21,7 @@ from ..ground.dtypes import PLAIN_DTYPES, dtype_field, field_itemsize
 from ..ground.half.formats import FORMATS
 from ..ground.numba_internals import is_typed_by_extension
 from ..ground.omitted import Omitted
-from ..producers import buffer, dunder, forwarded, paddle, torch, torch_abi, torch_modes, torch_offsets
+from ..producers import buffer, dunder, forwarded, paddle, torch, torch_modes, torch_offsets
 from ..producers.ndarray import dtype_of
 from . import torch_capsule
 from .tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type, own_table
@@ -90,8 +90,7 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
         view = 0
     source = ""
     if view and torch.is_tensor_type(cls):
-        borrow, source = _source_of_views(notes)
-        view = borrow or view
+        source = _source_of_views(notes)
     made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
     guard = _guard(cls, notes)
     is_asked = guard and ffi.cast("fx_guard *", guard).asks  # asking may run Python code: it comes before any view is borrowed
@@ -105,24 +104,16 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     return Discovery(PATH_EXCHANGE, fields, notes, capsule, source)
 
 
-def _source_of_views(notes: list[str], has_table: bool = True) -> tuple[int, str]:
-    """The function of PyTorch's C ABI that borrows views, and the source of most views, one of ``torch_offsets.SOURCES``.
-
-    The function is 0 if the exchange table is the better or the only way. Tensors that are read in memory need neither, but for
-    the few that are not, copy-on-write ones for example.
-    """
+def _source_of_views(notes: list[str], has_table: bool = True) -> str:
+    """The source of most views of PyTorch's tensors, one of ``torch_offsets.SOURCES``; "" if each is exported."""
     torch_modes.expect_modes()
     guard = torch_offsets.guard()
     if not guard.knows_all:
-        return 0, ""
+        return ""
     if guard.knows_views:
-        return 0 if has_table else torch_abi.borrow_function(), "memory"
+        return "memory"
     notes.append(f"it is not read in memory: {guard.why_no_views}")
-    if torch_offsets.source() != "table":
-        if not torch_abi.why_not():
-            return torch_abi.borrow_function(), "abi"
-        notes.append(f"PyTorch's C ABI is not used: {torch_abi.why_not()}")
-    return 0, "table" if has_table else ""
+    return "table" if has_table else ""
 
 
 def _guard(cls: type, notes: list[str]) -> int:
@@ -148,11 +139,11 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
         return None
     if torch.is_tensor_type(cls) and torch_capsule.is_usable(cls):
         notes.append(f"it has no usable {EXCHANGE_ATTRIBUTE}: an owning export is a capsule of torch.utils.dlpack.to_dlpack")
-        view, source = _source_of_views(notes, has_table=False)
-        kind = structs.KIND_EXCHANGE if view else structs.KIND_MANAGED
+        source = _source_of_views(notes, has_table=False)
+        kind = structs.KIND_EXCHANGE if source else structs.KIND_MANAGED  # what is not read in memory is for Numba's dispatcher
         managed = torch_capsule.managed_tensor_from_py_object_no_sync.address
-        fields = {"kind": kind, "borrow": view, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1}
-        return Discovery(PATH_EXCHANGE if view else PATH_DUNDER, fields | {"asks_python": 1}, notes, source=source)
+        fields = {"kind": kind, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1, "asks_python": 1}
+        return Discovery(PATH_EXCHANGE if source else PATH_DUNDER, fields, notes, source=source)
     if not notes:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
     # PyTorch's __dlpack__ refuses tensors that require grad. The guard refuses them instead, only in grad mode.
@@ -356,6 +347,17 @@ def learn(value) -> bool:
     if entries.fields(cls)["kind"] == structs.KIND_CONSTANT:
         return _learn_constant(value) or news
     return news
+
+
+def compare_memory(value) -> None:
+    """Compare how native code reads a tensor of PyTorch in memory with what PyTorch tells, before code for its like is called.
+
+    Once they differ, no tensor is read in memory, and the types are learnt anew. Tensors on a GPU are read there once one of them
+    has been as PyTorch tells.
+    """
+    if torch.is_tensor_type(type(value)) and torch_offsets.guard().is_wrong_about(value):
+        torch_offsets.guard().distrust()
+        runtime().entries.remove_kind(structs.KIND_EXCHANGE)
 
 
 def _learn_dtype(dtype: np.dtype) -> bool:

@@ -8,7 +8,6 @@ module finds the offsets and verifies them on tensors of every kind. If that fai
 import ctypes
 import errno
 import functools
-import os
 import re
 import sys
 import threading
@@ -31,7 +30,6 @@ __all__ = [
     "BITS_ALLOWED",
     "GRAD_ALLOWED",
     "GUARDS",
-    "SOURCE",
     "SOURCES",
     "Guard",
     "dtypes_not_exported",
@@ -95,25 +93,17 @@ GRAD_ALLOWED = 1  # tensors that require grad are not odd
 BITS_ALLOWED = 2  # integers of less than a byte, stored one in a byte, are not odd
 GUARDS = 4
 
-SOURCE = "FASTEXCHANGE_TORCH"
-"""The environment variable that chooses how PyTorch's tensors are read: a key of :data:`SOURCES`, by default the first."""
 SOURCES = {
     "memory": "it is read in memory, where the verified layout has it",
-    "abi": "PyTorch's stable C ABI gives its view",
     "table": "its type's exchange table gives its view",
 }
+"""What gives the views of PyTorch's tensors, and what ``explain`` says of it."""
 
 _SCANNED_BYTES = 256  # the C++ objects of a tensor and of a view's autograd metadata are larger
 _WORD = 8
 _OB_TYPE = ctypes.sizeof(ctypes.c_ssize_t)
 _CUDA = 1
 _CUDA_IN_DLPACK = (DLDeviceType.kDLCUDA, DLDeviceType.kDLROCM)
-
-
-def source() -> str:
-    """How PyTorch's tensors are to be read: what the environment variable :data:`SOURCE` says; "table" if it is misspelled."""
-    chosen = os.environ.get(SOURCE, "").lower() or "memory"
-    return chosen if chosen in SOURCES else "table"
 
 
 class Guard:
@@ -280,10 +270,6 @@ class Guard:
 
     def _find_views(self) -> bool:
         """Find sizes, strides, their number, the offset in the storage; check the views read there against PyTorch's answers."""
-        if source() in ("abi", "table"):
-            self.why["views"] = f"{SOURCE}={source()}"
-            return False
-
         def at_all(tensors: list, wanted) -> list[int]:
             return _offsets(_WORD, lambda at: all(_word(t._cdata + at) == wanted(t) for t in tensors))
 
@@ -362,6 +348,29 @@ class Guard:
             for number in range(GUARDS):
                 self._guards[number].cuda = int(device_type)
         return is_right
+
+    def is_wrong_about(self, tensor) -> bool:
+        """Whether native code would read the view of a tensor on the CPU in memory, but not as PyTorch tells.
+
+        It would not read one with odd keys there, nor one whose storage PyTorch checks at each access.
+        """
+        native = self.native
+        if not self.knows_views or self.reads(tensor) or keys_of(tensor) & native.odd_keys:
+            return False
+        try:
+            storage = checked_address(_word(tensor._cdata + native.storage), _SCANNED_BYTES)
+        except ValueError:
+            return True
+        with without_modes():
+            return tensor.device.type == "cpu" and not _byte(storage + native.storage_checked)
+
+    def distrust(self) -> None:
+        """Let native code read no view in memory from now on."""
+        self.knows_views = False
+        self.why["views"] = "a tensor of this process was read otherwise than PyTorch tells"
+        self._set(ndim=0)
+        for number in range(GUARDS):
+            self._guards[number].ndim = 0
 
     def _find_checked(self) -> bool:
         """Find a storage in its Python object, and in the storage the byte that says that PyTorch checks each access.

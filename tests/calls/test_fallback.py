@@ -132,6 +132,19 @@ def test_cached_calls_export_once_and_give_back(kind, nogil):
     check()
 
 
+def test_a_producer_is_asked_once_whatever_signature_its_tensor_has():
+    """The last call had another: what its cached call has exported is read by the general path."""
+    ledger, kernel = Ledger(), fast_args(lambda x, by: x.sum() + by)
+    x, arrays = Dunder(np.ones(3), ledger), [np.ones(3), np.ones(3, np.float32), np.ones((2, 2))[:, 1:], np.ones(3)[::-1]]
+    for x.array in arrays:
+        assert kernel(x, 1) == x.array.size + 1
+    before = ledger.made
+    for count, x.array in enumerate(3 * arrays, start=1):
+        assert kernel(x, 1) == x.array.size + 1 and ledger.made == before + count
+    x.capsules.clear()
+    ledger.check(ledger.made)
+
+
 def test_an_exception_of_a_cached_calls_producer_is_raised_and_the_producer_is_asked_once():
     class Interrupted(Dunder):
         bad: BaseException | None = None

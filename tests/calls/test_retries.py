@@ -100,13 +100,12 @@ def test_what_is_verified_is_not_decided_by_it(error, monkeypatch):
         (readable.os, "pipe", fail, lambda: readable.checked_address(id(new), 8)),
     ]
     if torch is not None:
-        from fastexchange.producers import torch_abi, torch_modes, torch_offsets
+        from fastexchange.producers import torch_modes, torch_offsets
 
         verified += [(torch_offsets.Guard, "_find_keys", fail, torch_offsets.guard.__wrapped__)]
         verified += [
             (torch_modes, "alone", fail, getattr(torch_modes, why).__wrapped__) for why in ("why_no_modes", "why_no_counts")
         ]
-        verified += [(torch_abi, "alone", fail, torch_abi.why_not.__wrapped__)]
     for owner, name, value, function in verified:
         with monkeypatch.context() as patched, pytest.raises(type(error)):
             patched.setattr(owner, name, value)

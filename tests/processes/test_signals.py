@@ -184,14 +184,6 @@ def a_first_call(base):
     return (lambda: kernel(1.0, tensor)), (lambda: problem_of(kernel, tensor)), kernel, tensor
 
 
-def a_cached_call(base):
-    """The calls in which a cache entry is made."""
-    _, *others, kernel, tensor = a_first_call(base)
-    for _ in range(10):
-        kernel(1.0, tensor)
-    return (lambda: [kernel(1.0, tensor) for _ in range(12)]), *others, kernel, tensor
-
-
 def a_refused_call(base):
     _, *others, kernel, tensor = a_first_call(base)
     kernel(1.0, tensor)
@@ -206,7 +198,6 @@ def a_refused_call(base):
 SCENES = {
     **{f"{scene.__name__} of {base.__name__}": functools.partial(scene, base)
        for scene in (a_first_call, a_refused_call) for base in (Dunder, Tabled)},
-    "a_cached_call of Tabled": functools.partial(a_cached_call, Tabled),  # a call that takes exports is not cached
 }  # fmt: skip
 STEPS = {"a_first_call of Tabled": 2}
 """Of scenes whose lines are mostly those of another one: which share of them is met."""

@@ -1,4 +1,4 @@
-"""The sources of a PyTorch tensor's view: memory, the stable C ABI, the exchange table. What is read is what PyTorch says."""
+"""The sources of a PyTorch tensor's view: memory, the exchange table. What is read is what PyTorch says."""
 
 import contextlib
 import ctypes
@@ -19,10 +19,8 @@ from oracle import new_kernel, references_kept  # noqa: E402
 
 from fastexchange import fast_args  # noqa: E402
 from fastexchange._abi import ffi  # noqa: E402
-from fastexchange.command import doctor  # noqa: E402
 from fastexchange.exchange.export import known  # noqa: E402
 from fastexchange.ground.native import address_of  # noqa: E402
-from fastexchange.producers import torch_abi, torch_samples  # noqa: E402
 from fastexchange.producers import torch_offsets as producer  # noqa: E402
 
 FIELDS = ("ndim", "sizes", "strides", "inline_ndim", "storage_offset", "device", "elements")
@@ -75,7 +73,6 @@ def test_cached_calls_read_memory():
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_is_elsewhere_is_noticed(field, monkeypatch):
     found = producer.Guard._set
-    monkeypatch.setenv("FASTEXCHANGE_TORCH", "memory")
 
     def set_wrongly(self, **fields):
         if "sizes" in fields:
@@ -167,7 +164,6 @@ def test_ten_million_calls_with_tensors_that_change():
 def test_memory_that_looks_otherwise(seed, monkeypatch):
     """Some words of each tensor and storage are not what they are, as in a PyTorch with another layout: no wrong view."""
     rng = random.Random(seed)
-    monkeypatch.setenv("FASTEXCHANGE_TORCH", "memory")
     right = producer.Guard()
     at = 8 * rng.randrange(32)
     change = rng.choice([lambda word: word + 8, lambda word: 0, lambda word: word ^ 1, lambda word: word >> 8])
@@ -207,69 +203,6 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
         assert moved or all(getattr(found.native, name) == getattr(right.native, name) for name in names)
 
 
-# ---- the C ABI -----------------------------------------------------------------------------------------------------
-
-
-def view_by_the_abi(tensor):
-    borrow = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(torch_abi.borrow_function())
-    view = ffi.new("DLTensor *")
-    borrow(tensor, address_of(view))
-    return view
-
-
-needs_abi = pytest.mark.skipif(bool(torch_abi.why_not()), reason=torch_abi.why_not() or "it can be used")
-
-
-@needs_abi
-def test_the_c_abi_tells_what_pytorch_tells():
-    for tensor in (*tensors(), *torch_samples.strided_tensors()):
-        with references_kept(tensor):
-            try:
-                view = view_by_the_abi(tensor)
-            except RuntimeError:
-                assert not torch_samples.field_of(tensor.detach())
-                continue
-        assert (int(view.device.device_type), view.device.device_id, view.ndim) == (1, 0, tensor.dim())
-        assert address_of(view.data) + view.byte_offset == tensor.data_ptr() and view.dtype.lanes * view.dtype.bits % 8 == 0
-        shape, strides = ([of[i] for i in range(view.ndim)] for of in (view.shape, view.strides))
-        assert shape == [*tensor.shape] and strides == [*tensor.stride()]
-
-
-@needs_abi
-def test_the_c_abi_copies_a_copy_on_write_tensor():
-    x = torch.arange(6.0)
-    lazy = torch._lazy_clone(x)
-    ffi.cast("float *", view_by_the_abi(lazy).data)[0] = 7
-    assert x[0] == 0 and lazy[0] == 7
-    forbidden = torch.arange(3.0)
-    torch._C._set_throw_on_mutable_data_ptr(forbidden)
-    with pytest.raises(RuntimeError, match="C ABI"):
-        view_by_the_abi(forbidden)
-
-
-@needs_abi
-@pytest.mark.parametrize(("name", "other"), [
-    ("dtype", "None"), ("data_ptr", "dim"), ("dim", "strides"), ("sizes", "strides"), ("strides", "sizes"), ("dtype", "dim"),
-    ("device_type", "dim"),
-])  # fmt: skip
-def test_a_c_abi_that_is_not_as_expected_is_not_used(name, other):
-    """A function is missing, or is another one."""
-    code = f"""
-    from fastexchange.producers import torch_abi
-    own = torch_abi.c_function
-    changed = "aoti_torch_get_{name}"
-    torch_abi.c_function = lambda name: own(name) if name != changed else own("aoti_torch_get_{other}")
-    import torch, fastexchange
-    why = torch_abi.why_not()
-    assert why and torch_abi.borrow_function() == 0, why
-    print(why)
-    assert fastexchange.fast_args(lambda x: x.sum())(torch.ones(3)) == 3
-    assert why in str(fastexchange.explain(torch.ones(3)))
-    """
-    done = fork_python(code, FASTEXCHANGE_TORCH="abi")
-    assert ("lacks" if other == "None" else "differ") in done.stdout
-
-
 # ---- storages whose accesses PyTorch checks ------------------------------------------------------------------------
 
 
@@ -307,51 +240,65 @@ def _double(x):
     x *= 2
 
 
-# ---- the choice ----------------------------------------------------------------------------------------------------
+# ---- another source ------------------------------------------------------------------------------------------------
 
-SAYS = {
-    "memory": ("it is read in memory, where", "memory: its layout"),
-    "abi": ("PyTorch's stable C ABI gives its view) - it is not read in memory: FASTEXCHANGE_TORCH=abi", "the C ABI; not memory"),
-    "table": ("its type's exchange table gives its view) - it is not read in memory: FASTEXCHANGE_TORCH=table",
-              "the exchange table, or"),
-}  # fmt: skip
+UNKNOWN = """
+    from fastexchange.producers import torch_offsets
+    torch_offsets.Guard._find_views = lambda self: self.why.setdefault("views", "unknown") == ""
+"""
+"""Makes PyTorch's tensors of a process such as are not read in memory."""
 
 
-@needs_abi
-@pytest.mark.parametrize("source", SAYS)
-def test_the_source_can_be_chosen_and_is_named(source):
-    said, doctor = fork_python("""
+SAY = """
+    import torch, fastexchange
+    from fastexchange.command import probe
+    print(fastexchange.explain(torch.ones(3)), "by doctor:", *probe._torch(torch))
+"""
+
+
+def test_the_source_is_named():
+    for before, explained, found in (
+        ("", "it is read in memory, where", "memory: its layout"),
+        (UNKNOWN, "its type's exchange table gives its view) - it is not read in memory: unknown", "the exchange table, or"),
+    ):
+        said, doctor = fork_python(before + SAY).stdout.split("by doctor:")
+        assert found in doctor and (explained in re.sub(r"\s+", " ", said) or not has_table())
+
+
+@needs_views
+def test_memory_that_turns_out_otherwise_is_read_no_more():
+    """With the first tensor of a new signature: other kernels, which have read such in memory, do so no more either."""
+    assert fork_python("""
         import torch, fastexchange
-        from fastexchange.command import probe
-        print(fastexchange.explain(torch.ones(3)), "by doctor:", *probe._torch(torch))
-    """, FASTEXCHANGE_TORCH=source).stdout.split("by doctor:")  # fmt: skip
-    explained, found = SAYS[source]
-    assert found in doctor and (explained in re.sub(r"\s+", " ", said) or not has_table())
-    assert (source == "memory") == (" - " not in said) or not has_table()  # a reason is why it takes no faster way
+        from fastexchange.exchange.export import known
+        from fastexchange.producers import torch_offsets
+        guard, first = torch_offsets.guard(), fastexchange.fast_args(lambda x: x.sum())
+        assert {first(torch.ones(3)) for _ in range(4)} == {3} and guard.knows_views
+        torch_offsets.Guard.reads = lambda self, tensor: False
+        for x in (torch.ones(3).to("meta"), torch._lazy_clone(torch.ones(3))):  # which native code does not read in memory
+            assert not guard.is_wrong_about(x)
+        assert {fastexchange.fast_args(lambda x: x[1])(torch.ones(3)) for _ in range(4)} == {1}
+        assert not guard.knows_views and guard.native.ndim == 0
+        assert {first(torch.ones(3)) for _ in range(4)} == {3} and first.counts().compiled == 1
+        print(*fastexchange.explain(torch.ones(3)).reasons)
+    """).stdout.startswith("it is not read in memory: a tensor of this process was read otherwise")
 
 
-def test_a_misspelled_source_is_the_exchange_table_and_doctor_says_so(monkeypatch):
-    for named, is_known in (("memmory", False), ("ABI", True)):
-        monkeypatch.setenv("FASTEXCHANGE_TORCH", named)
-        assert is_known or producer.source() == "table"
-        said = "\n".join(map(str, doctor._environment()))
-        assert is_known == ("is unknown" not in said) and (
-            is_known or ("'memmory' is unknown" in said and "memory, abi" in said)
-        )
-
-
-@needs_abi
-def test_the_abi_needs_no_table():
-    code = """
+@needs_views
+def test_memory_needs_no_table():
+    """But copy-on-write tensors do, which PyTorch has to copy: Numba's dispatcher gets them."""
+    assert "slow=1" in fork_python("""
         import torch, fastexchange
         for name in {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"} & {*vars(torch.Tensor)}:
             delattr(torch.Tensor, name)
         kernel = fastexchange.fast_args(lambda x: x.sum())
-        for _ in range(40):
-            assert kernel(torch.ones(3)) == 3
+        assert {kernel(torch.ones(3)) for _ in range(4)} == {3}
         print(kernel.counts())
-    """
-    assert "slow=1" in fork_python(code, FASTEXCHANGE_TORCH="abi").stdout
+        for _ in range(3):
+            x = torch.ones(3)
+            lazy = torch._lazy_clone(x)
+            assert kernel(x) == kernel(lazy) == 3
+    """).stdout
 
 
 # ---- tensors on a GPU ----------------------------------------------------------------------------------------------
@@ -386,8 +333,7 @@ def test_a_tensor_on_a_gpu(index):
         assert tensor.device == torch.device("cuda", index) and not guard.native.cuda
         assert guard.reads(tensor) and guard.native.cuda == 2
         assert not producer.keys_of(tensor) & guard.native.odd_keys
-        borrows = [torch_abi.borrow_function()] if not torch_abi.why_not() else []
-        borrows += [known(torch.Tensor)["borrow"]] if has_table() else []
+        borrows = [known(torch.Tensor)["borrow"]] if has_table() else []
         for borrow in borrows:
             view = ffi.new("DLTensor *")
             assert ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(borrow)(tensor, address_of(view)) == 0
@@ -528,7 +474,7 @@ def test_many_tensors_of_one_kind(ndim):
                 assert each_of(given) == [told(tensor) for tensor in given]
 
 
-# ---- all of PyTorch's tests, by each source ------------------------------------------------------------------------
+# ---- all of PyTorch's tests, by the exchange table -----------------------------------------------------------------
 
 FILES = (
     "pytorch/test_torch", "pytorch/test_torch_storages", "pytorch/test_torch_views", "pytorch/test_truth_table",
@@ -538,9 +484,8 @@ FILES = (
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("source", ["abi", "table"])
-def test_pytorchs_tests_by_the_other_sources(source):
+def test_pytorchs_tests_by_the_exchange_table():
     files = [str(HERE / f"{name}.py") for name in FILES]
     options = ["-q", "-p", "no:cacheprovider", "-m", "not nightly", *files]
-    done = run_python(f"import pytest; raise SystemExit(pytest.main({options!r}))", FASTEXCHANGE_TORCH=source)
+    done = run_python(f"{UNKNOWN}\n    import pytest\n    raise SystemExit(pytest.main({options!r}))")
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 300, done.stdout
