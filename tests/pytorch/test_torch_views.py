@@ -285,6 +285,26 @@ def test_memory_that_turns_out_otherwise_is_read_no_more():
 
 
 @needs_views
+@pytest.mark.parametrize("inline_ndim", [5, 6])
+def test_readers_come_with_the_package_or_are_compiled_for_other_offsets(inline_ndim):
+    """Here for another number, with which tensors of up to five dimensions lie in the same places."""
+    assert fork_python(f"""
+        import torch, fastexchange
+        from cache_entries import cache_entries
+        from fastexchange.dispatch import rows
+        from fastexchange.producers import torch_offsets
+        torch_offsets.guard()._set(inline_ndim={inline_ndim})
+        kernel = fastexchange.fast_args(lambda x: (x.ndim, x.sum()))
+        for tensor in [torch.ones((2,) * ndim) for ndim in range(6)] + [torch.ones(3, 4).T, torch.ones(3, 4, 5)[:, ::2, 1]]:
+            for _ in range(3):
+                assert kernel(tensor) == (tensor.ndim, tensor.numel())
+        used = {{entry.rows[0].reader for entry in cache_entries(kernel)}}
+        shipped = {{reader.address for reader in rows.TENSOR_READERS}}
+        print(used <= shipped, not used & shipped, kernel.counts().slow)
+    """).stdout.startswith("True False" if inline_ndim == 5 else "False True")
+
+
+@needs_views
 def test_memory_needs_no_table():
     """But copy-on-write tensors do, which PyTorch has to copy: Numba's dispatcher gets them."""
     assert "slow=1" in fork_python("""
