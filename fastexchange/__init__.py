@@ -1,7 +1,7 @@
 """fastexchange: tensors of any framework straight into Numba kernels, at the cost of hand-written C.
 
 Start at :func:`fast_args` in ``api``. The way of one argument: ``calls.kernel`` (what is called), ``dispatch.vectorcall`` (the
-native call), ``dispatch.fast_entry`` (a cached call, from the arguments into the kernel and out again) or
+native call), ``dispatch.rows`` (a cached call, from the arguments into the kernel and out again) or
 ``dispatch.read_arguments`` (reading the arguments of any other call) and ``dispatch.trampoline`` (into the kernel);
 ``calls.resolve`` and ``exchange.discovery`` for what is met for the first time, ``calls.fallback`` for what is left to Numba;
 ``ground.dlpack``, ``ground.cpython`` and ``ground.native`` are what all stands on. CONTRIBUTING shows the house.

@@ -187,7 +187,7 @@ def first(rounds: int) -> tuple[dict[str, Samples], list[Target]]:
 def _cold_cache():
     """A NUMBA_CACHE_DIR with this package's own native code, as installed wheels have it, and no kernels."""
     scale_process.kernel(np.ones(4), 0)
-    made_for_kernels = "fast-entry", "box", "trampoline", "casting-trampoline", "raise"
+    made_for_kernels = "box", "trampoline", "casting-trampoline", "raise"
     with tempfile.TemporaryDirectory() as folder:
         ignored = shutil.ignore_patterns(*(f"{name}-*" for name in made_for_kernels))
         shutil.copytree(str(code_cache.directory), Path(folder, FOLDER), ignore=ignored)

@@ -23,7 +23,7 @@ FRAMEWORKS = {
     "ml_dtypes": "ml_dtypes", "numba_cuda": "numba-cuda", "numba_cuda_mlir": "numba-cuda-mlir",
 }  # fmt: skip
 """The names of the frameworks, by module."""
-CALLS = 20  # more than sixteen, after which an entry for the types is compiled and called
+CALLS = 4  # the first one makes the cache entry
 
 
 class Finding(NamedTuple):

@@ -32,7 +32,6 @@ __all__ = [
     "TUPLE",
     "ArgumentInfo",
     "add_stream",
-    "are_exported",
     "are_exported_by_python",
     "classify_arguments",
     "classify_without_errors",
@@ -236,11 +235,6 @@ def only_for_package(infos: list[ArgumentInfo]) -> list[ArgumentInfo]:
 def is_for_package(infos: list[ArgumentInfo]) -> bool:
     """Whether only the kernel's own package can read an argument: an array of the host, a record, a hint …"""
     return bool(only_for_package(infos))
-
-
-def are_exported(infos: list[ArgumentInfo]) -> bool:
-    """Whether Python code has to export an argument for each launch."""
-    return any(info.kind in (DLPACK, INTERFACE) for info in flatten(infos))
 
 
 def are_exported_by_python(infos: list[ArgumentInfo]) -> bool:

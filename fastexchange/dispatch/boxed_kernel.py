@@ -197,6 +197,7 @@ def call_kernel(context_address, frame_address, given, count):
     context = structs.context_at(context_address)
     frame = structs.frame_at(frame_address)
     excinfo = stack(1)
+    store(excinfo, 0)
     status = call_word(structs.runtime_at(context.runtime).walk, (context_address, frame_address, given, count, FLAG_MEMORY))
     if status != structs.STATUS_OK:
         if status == structs.STATUS_ERROR:

@@ -1,7 +1,7 @@
 """The call of a kernel with the words in a frame, and its result."""
 
 from ..ground import cpython as c
-from ..ground.native import call_int, call_word, native, stack
+from ..ground.native import call_int, call_word, native, stack, store
 from . import structs
 from .boxing import box_or_raise
 from .frame import is_anything_kept, note_leaks
@@ -15,6 +15,7 @@ def launch(context_address, frame_address, overload_address, args):
     frame = structs.frame_at(frame_address)
     overload = structs.overload_at(overload_address)
     excinfo = stack(1)
+    store(excinfo, 0)
     if context.release_gil != 0:
         thread = c.PyEval_SaveThread()
         code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))

@@ -144,10 +144,6 @@ class KernelContext:
         """The code of the ``fx_overload`` at this address; an empty ``_Code`` if the overload has been forgotten."""
         return next((filed.code for filed in self._overloads.values() if address_of(filed.overload) == overload), _Code())
 
-    def types_of(self, overload: int) -> tuple:
-        """The Numba argument types of the ``fx_overload`` at this address."""
-        return self._code_of(overload).given
-
     @property
     def generation(self) -> object:
         """A token for :meth:`add`, which files nothing for a token from before :meth:`forget`."""

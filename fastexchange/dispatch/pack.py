@@ -122,35 +122,28 @@ def pack_tensor(tensor, ndim, field, words):
 
 
 @native
-def pack_contiguous(tensor, has_strides, ndim, itemsize, misaligned, words):
-    """:func:`pack_tensor` with fewer steps, for a tensor that should be C-contiguous and aligned.
+def pack_contiguous(view, ndim, itemsize, misaligned, words):
+    """:func:`pack_tensor` with fewer steps, for a :data:`dltensor.View` that should be C-contiguous and aligned.
 
     `misaligned`: the bits of an address that are 0 if an element is aligned. Returns False, and the words are invalid, if the
     tensor is not so, or its sizes need an exact check.
     """
-    offset = types.intp(tensor.byte_offset)
-    data = tensor.data + offset
-    shape = tensor.shape
-    given_strides = tensor.strides
     count = 1
-    odd = offset >> 40  # nonzero: negative or large numbers, or strides that are not those of C order
+    odd = 0  # nonzero: negative or large numbers, or strides that are not those of C order
     for j in range(ndim):
         i = ndim - 1 - j
-        extent = load(shape + 8 * i)
+        extent, elements = load(view.shape + 8 * i), load(view.strides + 8 * i)
         odd |= (extent | count) >> 31
-        elements = count
-        if has_strides:
-            elements = load(given_strides + 8 * i)
-            odd |= (elements ^ count) if extent != 1 else 0
+        odd |= (elements ^ count) if extent != 1 else 0
         count *= extent
         put(words, structs.ARRAY_HEAD_WORDS + i, extent)
         put(words, structs.ARRAY_HEAD_WORDS + ndim + i, elements * itemsize)
     odd |= count >> 31
-    odd |= data & misaligned
+    odd |= view.data & misaligned
     put(words, 1, 0)
     put(words, 2, count)
     put(words, 3, itemsize)
-    put(words, 4, data)
+    put(words, 4, view.data)
     return odd == 0
 
 

@@ -219,15 +219,11 @@ def read_constant(ob, entry, frame, word, array):
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
-@native
-def ndarray_of(ob, frame, word, array, rank):
-    """An ndarray, read in its C struct. `rank`: 0 is returned for an array of another number of dimensions; -1: any."""
+@reader
+def read_ndarray(ob, entry, frame, word, array):
+    """An ndarray, read in its C struct."""
     ndarray = ndarray_at(ob)
     ndim = types.intp(ndarray.nd)
-    if rank >= 0:
-        if ndim != rank:
-            return 0
-        ndim = rank
     dtype_key, itemsize = dtype_entry(runtime_of(frame), ndarray.descr)
     if dtype_key == 0:
         return -itemsize  # a STATUS_*
@@ -236,12 +232,6 @@ def ndarray_of(ob, frame, word, array, rank):
     note_array(array, ob + structs.ORIGIN_NDARRAY, word)
     pack_ndarray(ob, ndim, itemsize, as_words(word))
     return dtype_key | ndim << structs.NDIM_SHIFT | (types.intp(ndarray.flags) & structs.KEY_FLAGS) << structs.FLAGS_SHIFT
-
-
-@reader
-def read_ndarray(ob, entry, frame, word, array):
-    """An ndarray."""
-    return ndarray_of(ob, frame, word, array, -1)
 
 
 @native
@@ -347,7 +337,7 @@ def is_writeable(flags, guard):
 
 
 @native
-def read_in_memory(ob, entry, frame_address, word, array, origin, rank):
+def read_in_memory(ob, entry, frame_address, word, array, origin):
     """A PyTorch tensor, read in its memory; no foreign code runs. Returns its key, or 0 if :data:`read_tensor` has to decide.
 
     That is so where memory is no source, or tells too little, and for every tensor that is odd, unsound or to be refused.
@@ -360,10 +350,6 @@ def read_in_memory(ob, entry, frame_address, word, array, origin, rank):
         return 0
     field = field_in_memory(offsets, guard, ob)
     ndim = rank_in_memory(offsets, ob)
-    if rank >= 0:
-        if ndim != rank:
-            return 0
-        ndim = rank
     if field - 1 >> 16 != 0 or ndim > MAX_NDIM:  # the field is 0, or has lanes
         return 0
     is_cuda = context.device_type != CPU
@@ -371,7 +357,7 @@ def read_in_memory(ob, entry, frame_address, word, array, origin, rank):
         return 0
     words = as_words(word)
     view = view_in_memory(offsets, ob, ndim, field >> 11)
-    if pack_contiguous(view, True, ndim, field >> 11, misaligned_bits(field), words):
+    if pack_contiguous(view, ndim, field >> 11, misaligned_bits(field), words):
         key_flags = flags_in_order(ndim, words[2]) | structs.ALIGNED
         end = words[4] + words[2] * words[3]
     else:
@@ -402,7 +388,7 @@ def read_held(ob, entry, frame_address, word, array):
         return 0
     guard = structs.guard_at(guard_of(structs.context_at(frame.context), structs.entry_at(entry)))
     if is_of(guard, export.storage, ob) and (frame.flags & DRY_RUN != 0 or not is_movable(guard, export.storage)):
-        key = read_in_memory(ob, entry, frame_address, word, array, structs.ORIGIN_EXPORT, -1)
+        key = read_in_memory(ob, entry, frame_address, word, array, structs.ORIGIN_EXPORT)
         if key != 0:
             frame.exports_used += 1
             return key
@@ -416,7 +402,7 @@ def read_exchange(ob, entry, frame, word, array):
     if structs.frame_at(frame).is_owning != 0:
         key = read_held(ob, entry, frame, word, array)
     else:
-        key = read_in_memory(ob, entry, frame, word, array, structs.ORIGIN_VIEW, -1)
+        key = read_in_memory(ob, entry, frame, word, array, structs.ORIGIN_VIEW)
     return key if key != 0 else call_word(runtime_of(frame).read_tensor, (ob, entry, frame, word, array))
 
 

@@ -4,7 +4,7 @@ A cache entry has an ``fx_row`` for each value of its calls: the type's ``fx_ent
 call with such arguments writes the rows (``inline_cache``); nothing is compiled.
 
 A row's reader compares the value with the row, so that nothing is looked up, and writes the value's words. Last, it calls the
-reader of the next row. LLVM makes a jump of that call: no reader returns to the one before it. The last row has the kernel's
+reader of the next row. Optimised, that call is a jump: no reader returns to the one before it. The last row has the kernel's
 call. From the first view that is borrowed on, no Python code runs until the kernel has returned.
 
 ``reader(items, row, word, array, frame)`` returns the result of the whole call. `items`: where the address of the row's value is.
@@ -99,7 +99,7 @@ def vectorcall(callable_, args, nargsf, kwnames):
     """``PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)``.
 
     Calls the last cache entry, because most calls have the types of the call before. The cache entry leaves
-    other calls to ``vectorcall.vectorcall_any``, which is also the entry before there is a cache entry.
+    other calls to ``vectorcall.vectorcall_any``, which makes all calls before there is one.
     """
     context_address = load(callable_ + KERNEL_CONTEXT)
     last = structs.context_at(context_address).last
@@ -292,7 +292,7 @@ def tensor_of(items, row_address, word, array_address, frame, rank, in_order, of
     here.origin = ob + structs.ORIGIN_VIEW
     store(word, here.meminfo)
     if in_order:
-        agrees = pack_contiguous(view, True, ndim, itemsize, row.expected[2], words)
+        agrees = pack_contiguous(view, ndim, itemsize, row.expected[2], words)
         end = words[4] + words[2] * words[3]
     else:
         flags = pack_scattered(view, ndim, itemsize, row.expected[2], words)
@@ -479,6 +479,7 @@ def call_kernel(items, row_address, word, array, frame_address):
     context = structs.context_at(frame.context)
     runtime = structs.runtime_at(context.runtime)
     excinfo = stack(1)
+    store(excinfo, 0)
     code = call_int(row.expected[0], (row.expected[1], frame.result, excinfo, frame.words))
     result = box_or_raise(context, structs.overload_at(frame.overload), code, frame.result, excinfo, row.expected[2])
     context.calls += 1
@@ -488,7 +489,10 @@ def call_kernel(items, row_address, word, array, frame_address):
 
 @frequent
 def launch_row(items, row_address, word, array, frame_address):
-    """Call any kernel: also one whose result has arrays, one without the GIL, or with values that need exports."""
+    """Call any kernel: also one whose result has arrays, one without the GIL, or with values that need exports.
+
+    `expected`: as for :data:`call_kernel`.
+    """
     frame = structs.frame_at(frame_address)
     row = structs.row_at(row_address)
     context = structs.context_at(frame.context)
@@ -497,6 +501,7 @@ def launch_row(items, row_address, word, array, frame_address):
     if frame.exports_used != frame.export_count:
         return leave(row_address, frame_address, 0)
     excinfo = stack(1)
+    store(excinfo, 0)
     thread = c.PyEval_SaveThread() if context.release_gil != 0 else 0
     code = call_int(row.expected[0], (row.expected[1], frame.result, excinfo, frame.words))
     if thread != 0:

@@ -51,6 +51,7 @@ def calls_as_numba() -> str:
 
     def call(*arguments):
         words = _words(*arguments)
+        excinfo[0] = 0
         call_kernel = _TRAMPOLINE(trampoline(given, given))
         code = call_kernel(kernel, address_of(result), address_of(excinfo), address_of(words))
         if code != 0:

@@ -63,7 +63,7 @@ typedef struct {
     int64_t read_tensor;        /* the reader of tensors by their exports and views: of `readers` */
     int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `vectorcall.run`, for the CPU */
     int64_t vectorcall_any;     /* vectorcallfunc of the general path, which makes any call */
-    int64_t leave_row;          /* void (fx_frame *, status, position): of `vectorcall` */
+    int64_t leave_row;          /* result of the call (fx_frame *, status, position): of `vectorcall` */
     int64_t end_call, read_value, leave_tuple, check_tensor;         /* of `rows`, by its names */
     int64_t begin_row, export_row, launch_row, call_kernel;     /* of `rows`, too */
     int64_t call_cached;        /* vectorcallfunc with two more arguments, fx_context *, fx_overload *: of cached calls */
@@ -105,7 +105,7 @@ typedef struct {
     int64_t lists;              /* PyObject *, the Numba types of the lists among the arguments, in their order */
     int64_t rows;               /* fx_row[row_count], without omitted arguments; of a cache entry: see `inline_cache` */
     int64_t row_count;          /* -1: there are no cached calls */
-    int64_t array_count;        /* how many values are arrays */
+    int64_t array_count;        /* how many values are arrays or strings */
     int64_t room;               /* the `key_capacity` of a frame that has room for a call */
     int64_t fast_entry;         /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
     int64_t given_count;        /* how many positional arguments a call by `fast_entry` has */

@@ -1,4 +1,4 @@
-"""The call of a kernel in generated machine code, and *trampolines*, functions that do nothing else.
+"""*Trampolines*: machine code that calls a kernel, and does nothing else.
 
 A kernel's arguments lie in 8-byte *words*, one for each leaf of Numba's argument list. A trampoline loads them and calls the
 kernel by its address. It has LLVM types only, so one trampoline serves all kernels with the same list. It is cached on disk.
@@ -50,6 +50,9 @@ def trampoline(given: tuple, taken: tuple) -> int:
 
     `given`: the Numba types of the words. Values of other types than `taken` (an int for an explicit signature with float64) are
     cast as by Numba's dispatcher. The function returns Numba's return code.
+
+    The caller clears the word at `excinfo`: the code of a ``try`` takes any other value for a raised exception. The function does
+    not, because LLVM does not move the loads of words over a store, and would copy all words to the stack.
     """
     word_types = word_types_of(given)
     if given == taken:
@@ -66,7 +69,6 @@ def _build_trampoline(word_types, given, taken):
     kernel, result, excinfo, words = unit.function.args
     builder = unit.builder
     words = builder.bitcast(words, _WORD.as_pointer())
-    clear_excinfo(unit, excinfo)
     builder.ret(call_kernel(context, unit, kernel, [result, excinfo], words, word_types, given, taken))
     unit.linked.append(runtime_library())
     return unit.finish()
@@ -75,8 +77,7 @@ def _build_trampoline(word_types, given, taken):
 def call_kernel(context, unit, kernel, pointers, words, word_types, given, taken):
     """Emit the call of the kernel with the arguments in `words`, cast where `given` and `taken` differ. Returns its return code.
 
-    `word_types`: of `given`, by :func:`word_types_of`. `pointers`: to the result, and to a word for the ``excinfo *``, which
-    :func:`clear_excinfo` has cleared.
+    `word_types`: of `given`, by :func:`word_types_of`. `pointers`: to the result, and to a word for the ``excinfo *``.
     """
     builder = unit.builder
     loaded = _load_words(builder, words, word_types)
@@ -94,17 +95,6 @@ def call_kernel(context, unit, kernel, pointers, words, word_types, given, taken
         loaded = list(argument_packer(context, taken).as_arguments(builder, values))
     signature = ir.FunctionType(_INT32, [_VOID_POINTER, _VOID_POINTER, *(value.type for value in loaded)])
     return builder.call(builder.bitcast(kernel, signature.as_pointer()), [*pointers, *loaded])
-
-
-def clear_excinfo(unit, excinfo):
-    """Emit a store of NULL to the word at the pointer `excinfo`. Returns the pointer.
-
-    The code of a ``try`` takes any other value for a raised exception. Emit the store in a block before the call's: LLVM does not
-    move the loads of arguments over a store in the same block, and would copy all words to the stack (32 arrays: 1.4 times the
-    time).
-    """
-    unit.builder.store(_WORD(0), unit.builder.bitcast(excinfo, _WORD.as_pointer()))
-    return excinfo
 
 
 def _load_words(builder, words, word_types):

@@ -206,7 +206,7 @@ def leave_row(frame_address, status, position):
     """Make a cached call that a row has left, by the general path, or raise a producer's exception.
 
     `status`: 0 or less: a value is not as its row says. STATUS_ERROR: the producer of the argument at `position` has set an
-    exception. Any other: the exports of the call are not complete.
+    exception. Any other: the exports of the call are not complete, or only the general path can make the launch.
     """
     frame = structs.frame_at(frame_address)
     context = structs.context_at(frame.context)

@@ -210,7 +210,7 @@ def export_of(tensor, what: str) -> Export:
         raise BufferError(f"{what}: DLPack has no name for {kind}'s dtype {dtype!r}: {why_not_exported(dtype)}")
     if managed:
         try:
-            if torch.is_tensor_type(cls) and known(cls).get("borrow"):
+            if torch.is_tensor_type(cls) and known(cls).get("is_own_memory"):
                 tensor = tensor.detach()  # a tensor of our own, which no other code changes during checks and export
                 torch.check(tensor)
             return Export(tensor, managed)

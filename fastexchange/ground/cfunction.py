@@ -130,7 +130,7 @@ class CodeCache:
     def __init__(self):
         self._libraries: dict[tuple, tuple[object, tuple[int, ...], object]] = {}
         self.shipped = 0
-        """How many functions were loaded from the code that comes with the package."""
+        """How many libraries were loaded from the code that comes with the package."""
         self.hits = 0
         self.misses = 0
 

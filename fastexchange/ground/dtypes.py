@@ -29,7 +29,6 @@ __all__ = [
     "as_kernel_has_it",
     "bits_of",
     "dtype_field",
-    "dtype_of_dl",
     "element_of",
     "field_itemsize",
     "field_to_dtype",
@@ -234,16 +233,6 @@ def is_computed(field: int) -> bool:
 def field_itemsize(field: int) -> int:
     """Bytes of one element."""
     return field_to_dtype(field).itemsize
-
-
-def dtype_of_dl(code: int, bits: int) -> np.dtype | None:
-    """The NumPy dtype of a DLPack type with one lane, NumPy's own or registered; or None."""
-    if not (0 <= code < 256 and 0 < bits < 256):
-        return None
-    try:
-        return field_to_dtype(field_of_type(code, bits))
-    except KeyError:
-        return None
 
 
 def plain_fields_by_type_number(limit: int = 64) -> list[int]:

@@ -455,7 +455,6 @@ RUNS_THREADS, RUNS_PYTHON = 1, 2
 _RUN_THREADS = "PyEval_SaveThread"
 _RUN_PYTHON = ("PyObject_Call", "PySys_FormatStdout")
 _BOX = ("NRT_adapt", "NRT_MemInfo_acquire", "numba_unpickle")
-_KEEP = ("NRT_incref", "NRT_adapt", "NRT_MemInfo_acquire", "Py")
 
 
 def _called_by(library) -> Iterator[str | None]:
@@ -501,16 +500,3 @@ def _called(library) -> tuple[int, bool]:
     return known
 
 
-def can_be_linked(library) -> bool:
-    """Whether a kernel can be linked into other code: it was not loaded from a cache, and runs no Python code."""
-    try:
-        library._get_module_for_linking()
-    except Exception as error:
-        reraise_passing(error)
-        return False
-    return not runs_python(library)
-
-
-def may_keep_arguments(library) -> bool:
-    """Whether a kernel may keep arrays of its arguments: it takes references, or calls unknown functions."""
-    return any(name is None or name.startswith(_KEEP) for name in _called_by(library))

@@ -95,7 +95,7 @@ def _leaf(tensor, needs_owning_exports: bool) -> "_Leaf | None":
         return _Leaf(_OWN, *found) if found else None
     if discover(cls, tensor).path == PATH_DUNDER:
         return None
-    if fields["kind"] == structs.KIND_EXCHANGE and not needs_owning_exports:
+    if fields["kind"] == structs.KIND_EXCHANGE and not needs_owning_exports and fields.get("borrow"):
         return _Leaf(_BORROW, tensor, fields["borrow"])
     return _Leaf(_OWN, tensor, function)
 
@@ -128,7 +128,7 @@ def statements_of(value, needs_owning_exports: bool) -> list[Statement]:
 
     `needs_owning_exports`: whether the kernel holds owning exports. The statements keep `value` alive.
     """
-    is_read = not needs_owning_exports and type(value) is not list  # in a cache entry
+    is_read = not needs_owning_exports
     tensors = [tensor for tensor in _tensors_in(value) if _is_exported(tensor, is_read)]
     leaves = [(tensor, _leaf(tensor, needs_owning_exports)) for tensor in tensors]
     statements = []

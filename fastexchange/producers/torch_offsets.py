@@ -296,10 +296,6 @@ class Guard:
         self._set(ndim=0)
         return False
 
-    def number_of(self, tensor) -> int:
-        """Read the number of a tensor's dtype."""
-        return _word(tensor._cdata + self.native.element_type) & 63
-
     def _places_of_devices(self) -> list[int]:
         """Find the two bytes of a tensor's device: type and index. Some of the tensors have no memory, so no GPU is needed."""
         import torch

@@ -1,4 +1,4 @@
-"""PyTorch tensors of every kind, on which the layout of tensors and the C ABI are tried: plain ones, views, odd ones, each dtype.
+"""PyTorch tensors of every kind, on which the layout of tensors is tried: plain ones, views, odd ones, each dtype.
 
 The functions import PyTorch. They are called in a thread without modes.
 """

@@ -125,8 +125,8 @@ def unbox_start(numba_type, ob, c):
 def test_what_casts_call_of_numbas_runtime_is_in_the_generated_code(monkeypatch):
     finish, finished = cfunction.CodeUnit.finish, {}
 
-    def noted(unit, extra=None):
-        result = finish(unit, extra)
+    def noted(unit, *extra):
+        result = finish(unit, *extra)
         name = unit.symbol.split(".")[1]
         finished[name] = {function.name for function in unit.library._final_module.functions if function.is_declaration}
         return result
