@@ -11,6 +11,7 @@ Exports are made in three turns:
 from numba import types
 
 from ..ground import cpython as c
+from ..ground.cfunction import cfunction
 from ..ground.cpython import PyErr_Occurred
 from ..ground.dlpack import CPU
 from ..ground.dltensor import DL_TENSOR, delete_managed, dl_tensor_at
@@ -56,6 +57,13 @@ def take_turn(context, entry, export, turn, flags):
         hold_storage(context, entry, export, flags)
         return structs.STATUS_OK
     return make_export(context, entry, export, flags)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def take_turn_of(context_address, entry_address, export_address, turn):
+    """:func:`take_turn` of a cached call's export, by addresses."""
+    context, entry = structs.context_at(context_address), structs.entry_at(entry_address)
+    return take_turn(context, entry, structs.export_at(export_address), turn, 0)
 
 
 @native

@@ -11,7 +11,7 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import OB_ITEM, OB_SIZE, Py_TYPE
 from ..ground.dlpack import CPU
 from ..ground.native import call_word, load, native, stack, store
-from ..producers.ndarray import ndarray_at
+from ..producers.ndarray import descr_at, ndarray_at
 from . import structs
 from .exports import TURNS, has_turn, is_exported
 from .frame import ARRAY_BYTES
@@ -126,13 +126,19 @@ def expect_value(context, row, ob):
     row.reader = entry.device_row_readers[place] if is_cuda else entry.row_readers[place]
     field = row.key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
     if structs.is_tuple(row.key):
-        row.expected[0] = load(ob + OB_SIZE)
+        row.expected[0] = row.expected[1]
+        if load(ob + OB_SIZE) != row.expected[0]:
+            return False
     elif kind == structs.KIND_NDARRAY:
+        runtime = structs.runtime_at(context.runtime)
         descr = ndarray_at(ob).descr
-        key, itemsize = dtype_entry(structs.runtime_at(context.runtime), descr)
+        key, itemsize = dtype_entry(runtime, descr)
         if key >> structs.DTYPE_SHIFT != field:
             return False
         row.expected[0], row.expected[1], row.expected[2] = descr, row.key >> structs.FLAGS_SHIFT & structs.KEY_FLAGS, itemsize
+        number = types.intp(descr_at(descr).type_num)
+        if number >= 64 or runtime.descrs[number & 63] != descr:  # another one may die, and its address be used again
+            row.reader = 0
     elif kind == structs.KIND_EXCHANGE and context.needs_owning_exports != 0:
         row.reader = 0
     elif kind == structs.KIND_EXCHANGE and row.reader != 0:

@@ -220,9 +220,10 @@ class KernelContext:
         names = self.native.parameter_count
 
         def add(index: int, key: int, position: int, level: int = 0) -> None:
-            rows.append({"key": key, "position": position, "level": level, "expected": [index]})
-            if structs.is_tuple.py_func(key):
-                for _ in range(self._length(key)):
+            length = self._length(key) if structs.is_tuple.py_func(key) else -1
+            rows.append({"key": key, "position": position, "level": level, "expected": [index, length]})
+            if length >= 0:
+                for _ in range(length):
                     add(*next(stream), position, level + 1)
                 rows.append({"key": 0, "position": position, "level": level})
 

@@ -40,7 +40,7 @@ from ..ground.native import (
 from ..producers.ndarray import ndarray_at
 from . import readers, structs
 from .boxing import box_or_raise
-from .exports import BY_PYTORCH, begin_export, take_turn
+from .exports import BY_PYTORCH, begin_export
 from .frame import ARRAY_BYTES, EXPORT_BYTES, give_frame, note_leaks, release, release_exports
 from .inline_cache import have_types_of
 from .pack import end_of_array, pack_contiguous, pack_ndarray, pack_scattered, pack_tensor
@@ -437,7 +437,6 @@ def begin_row(items, row, word, array, frame_address):
 def export_row(items, row_address, word, array, frame_address):
     """A turn of the export of one argument; `expected`: which turn, and the index of the export."""
     frame = structs.frame_at(frame_address)
-    context = structs.context_at(frame.context)
     row = structs.row_at(row_address)
     ob = load(frame.args + 8 * row.position)
     export = structs.export_at(frame.exports + EXPORT_BYTES * row.expected[1])
@@ -446,7 +445,9 @@ def export_row(items, row_address, word, array, frame_address):
     if not is_of_type(ob, row_address) or row.expected[1] >= frame.export_count or not is_known or export.managed != 0:
         return leave(row_address, frame_address, structs.STATUS_CHANGED)
     export.object = ob
-    status = take_turn(context, structs.entry_at(row.entry), export, row.expected[0], 0)
+    runtime = structs.runtime_at(structs.context_at(frame.context).runtime)
+    address = frame.exports + EXPORT_BYTES * row.expected[1]
+    status = call_word(runtime.take_turn_of, (frame.context, row.entry, address, row.expected[0]))  # so this row can jump
     if status != structs.STATUS_OK:
         return leave(row_address, frame_address, status)
     return go_on(items, row_address, word, array, frame_address)

@@ -10,12 +10,12 @@ from numba import types
 from .._abi import ffi
 from ..ground import cpython, numba_internals
 from ..ground.cfunction import CFunction, cfunction, code_cache
-from ..ground.dtypes import plain_fields_by_type_number
+from ..ground.dtypes import PLAIN_DTYPES, plain_fields_by_type_number
 from ..ground.numba_internals import DispatcherBase
 from ..ground.once import cached_property, once
 from ..interpreter import is_free_threaded
 from ..producers import ndarray
-from . import frame, inline_cache, lists, read_arguments, readers, rows, take_exports, vectorcall
+from . import exports, frame, inline_cache, lists, read_arguments, readers, rows, take_exports, vectorcall
 from .self_test import calls_as_numba
 from .type_table import TypeTable
 
@@ -64,6 +64,9 @@ class Runtime:
         self.native = ffi.new("fx_runtime *")
         for number, field in enumerate(plain_fields_by_type_number()):
             self.native.dtype_fields[number] = field
+        self._descrs = [dtype for dtype in PLAIN_DTYPES if dtype.isnative]
+        for dtype in self._descrs:
+            self.native.descrs[dtype.num] = id(dtype)
         self.entries = TypeTable(self.native, self._derived_fields)
         self.serials: dict[int, Callable[[], object]] = {}
         checks = cpython.verify()
@@ -89,7 +92,7 @@ class Runtime:
             self.add(read_arguments.walk, readers.read_tensor, take_exports.export_managed)
             self.add(vectorcall.run, vectorcall.vectorcall_any, vectorcall.leave_row, rows.call_cached, rows.end_call)
             self.add(rows.read_value, rows.check_tensor, rows.leave_tuple, rows.begin_row, rows.launch_row)
-            self.add(rows.export_row, rows.call_kernel)
+            self.add(rows.export_row, rows.call_kernel, exports.take_turn_of)
             self.add(frame.release_owner, frame.release_managed, frame.release_both)
 
     def _derived_fields(self, fields: dict[str, int]) -> dict[str, Any]:

@@ -55,6 +55,7 @@ typedef struct {
     int64_t entries;            /* (address, fx_entry *)[1 + size]: open addressing, linear probing; the first: size - 1 */
     int64_t frames;             /* free fx_frames, linked */
     int64_t dtype_fields[64];   /* by NumPy type number: the dtype field, 0 for parametric dtypes */
+    int64_t descrs[64];         /* by NumPy type number: the dtype object of most arrays, which never dies; or 0 */
     int64_t release_owner;      /* NRT destructor: drops the Python reference that owned an escaped array's memory */
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
     int64_t release_both;       /* NRT destructor: both of these */
@@ -66,6 +67,7 @@ typedef struct {
     int64_t leave_row;          /* result of the call (fx_frame *, status, position): of `vectorcall` */
     int64_t end_call, read_value, leave_tuple, check_tensor;         /* of `rows`, by its names */
     int64_t begin_row, export_row, launch_row, call_kernel;     /* of `rows`, too */
+    int64_t take_turn_of;       /* of `exports` */
     int64_t call_cached;        /* vectorcallfunc with two more arguments, fx_context *, fx_overload *: of cached calls */
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
     int64_t box_result, box_array, finish_array, delete_result;     /* of results, by its names */
@@ -85,7 +87,7 @@ typedef struct {
     int64_t key;                /* of the value; 0: the row is the end of a tuple */
     int64_t position;           /* of the argument that the value is, or is in */
     int64_t level;              /* of a tuple and its end: in how many tuples it is */
-    int64_t expected[3];        /* what its reader compares, see there; in an overload: the index of the key */
+    int64_t expected[3];        /* what its reader compares, see there; in an overload: the index of the key, a tuple's length */
 } fx_row;
 
 /* One compiled signature of one kernel. */

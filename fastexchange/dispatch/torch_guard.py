@@ -68,9 +68,10 @@ def is_surely_unwatched(offsets, known):
     """Whether :func:`is_watched` is False whether grad mode is on or off. Calls nothing."""
     watched = load(known + offsets.requires_grad) & 0xFF | load(known + offsets.grad_fn) | load(known + offsets.tangent)
     if watched == 0 and load(known + offsets.is_view) & 0xFF != 0:
+        if load(known + offsets.has_base) & 0xFF != 1:
+            return False
         base = load(load(known + offsets.base) + offsets.autograd)
-        watched = load(known + offsets.has_base) & 0xFF ^ 1
-        if watched == 0 and base != 0:
+        if base != 0:
             watched = load(base + offsets.requires_grad) & 0xFF | load(base + offsets.grad_fn) | load(base + offsets.tangent)
             watched |= load(base + offsets.is_view) & 0xFF
     return watched == 0

@@ -93,33 +93,39 @@ class TypeTable:
             if self is not None and not is_finalizing():
                 self.remove(address)
 
+        every = fields | self._derived(fields)  # not under the lock, which a garbage collection may want: it loads native code
         with self._lock:
             if address not in self._fields:
                 self._holders[address] = (weakref.ref(thing, forget), holder)
-                self._insert(address, fields)
+                self._insert(address, fields, every)
 
     def find_again(self, thing) -> None:
         """Insert `thing` again if it is filed but native code does not find it: Ctrl-C may have interrupted the insertion."""
+        if (fields := self._fields.get(id(thing))) is None:
+            return
+        every = fields | self._derived(fields)
         with self._lock:
-            fields = self._fields.get(id(thing))
-            if fields is not None and self._slots[self._slot(self._slots, id(thing))] != id(thing):
-                self._insert(id(thing), fields)
+            if id(thing) in self._fields and self._slots[self._slot(self._slots, id(thing))] != id(thing):
+                self._insert(id(thing), fields, every)
 
     def add_kept(self, thing, **fields: int) -> None:
         """File a dtype object, and keep it alive until :data:`DTYPES_KEPT` others have been filed."""
+        every = fields | self._derived(fields)
         with self._lock:
             if id(thing) in self._fields:
                 return
             if len(self._kept) >= self.DTYPES_KEPT:
                 self.remove(next(iter(self._kept)))
             self._kept[id(thing)] = thing
-            self._insert(id(thing), fields)
+            self._insert(id(thing), fields, every)
 
     def update(self, thing, **fields: int) -> None:
         """Change fields of `thing`'s entry."""
+        changed = self._fields[id(thing)] | fields
+        every = changed | self._derived(changed)
         with self._lock:
             self._fields[id(thing)].update(fields)
-            self._fill(self._entries[id(thing)].entry, self._fields[id(thing)] | self._derived(self._fields[id(thing)]))
+            self._fill(self._entries[id(thing)].entry, every)
 
     def fields(self, thing) -> dict[str, int]:
         """The fields of `thing`'s ``fx_entry``."""
@@ -147,9 +153,8 @@ class TypeTable:
         for address in addresses:
             self.remove(address)
 
-    def _insert(self, address: int, fields: dict[str, int]) -> None:
+    def _insert(self, address: int, fields: dict[str, int], every: dict[str, Any]) -> None:
         if address not in self._entries:
-            every = fields | self._derived(fields)
             use = _use_of(every)
             unused = self._unused.get(use)
             entry = unused.pop() if unused else ffi.new("fx_entry *")
@@ -180,8 +185,10 @@ class TypeTable:
 
     def _write(self, slots, address: int) -> None:
         slot = self._slot(slots, address)
-        slots[slot + 1] = address_of(self._entries[address].entry)
-        slots[slot] = address  # last: native code finds only complete ones
+        used = self._entries.get(address)
+        if used is not None:  # a garbage collection may have removed it just now
+            slots[slot + 1] = address_of(used.entry)
+            slots[slot] = address  # last: native code finds only complete ones
 
     def _rebuild(self, capacity: int) -> None:
         """Fill a new table, publish it, then remove the objects that have died meanwhile."""

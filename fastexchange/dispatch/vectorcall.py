@@ -226,6 +226,7 @@ def leave_row(frame_address, status, position):
             status = call_word(context.run, (context_address, items, nargs, 0, state))
         else:
             release(runtime, structs.frame_at(frame_address))
+        position = structs.frame_at(load(state + FRAME)).position
         give_frame(runtime, load(state + FRAME))
         if status == structs.STATUS_OK:
             context.calls += 1

@@ -350,9 +350,13 @@ class Guard:
 
         It would not read one with odd keys there, nor one whose storage PyTorch checks at each access.
         """
+        import torch
+
         native = self.native
         if not self.knows_views or self.reads(tensor) or keys_of(tensor) & native.odd_keys:
             return False
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or self.reads(tensor):
+            return False  # a subclass may tell anything; another thread may have changed the tensor in between
         try:
             storage = checked_address(_word(tensor._cdata + native.storage), _SCANNED_BYTES)
         except ValueError:

@@ -5,12 +5,14 @@ import collections
 import contextlib
 import enum
 import math
+import pickle
 import sys
 import types
 
 import numba
 import numpy as np
 import pytest
+from cache_entries import cache_entries
 from frameworks import NUMPY_DTYPES, needs_torch, torch, with_strides_of
 from made_producers import ONLY_NUMBA, Dunder
 from numba.core.errors import TypingError
@@ -380,6 +382,20 @@ def test_dtypes_are_read_and_written(framework):
             check_array(swap_ends if is_written else look, tensor, framework.view(tensor, view))  # three calls
             assert framework.mutable or dtype != "f4" or type_and_message(swap_ends, tensor)[0] is TypingError
             assert np.array_equal(view, swapped if is_written else before)
+
+
+def test_a_dtype_object_that_dies_with_its_array():
+    """As that of an unpickled array: a row must not compare with its address, which another may get."""
+    kernel, first = fast_args(lambda x: x[0]), fast_args(lambda x: x[0])
+
+    def loaded(dtype):
+        return pickle.loads(pickle.dumps(np.ones(3, dtype)))
+
+    for dtype in 10 * ("f8", "f4", "i8", "f8"):
+        assert kernel(loaded(dtype)) == 1
+    array = loaded("f8")
+    assert array.dtype is not np.dtype("f8") and {first(array) for _ in range(3)} == {1.0}
+    assert [row.expected[0] != id(array.dtype) for entry in cache_entries(first) for row in entry.rows] == [True]
 
 
 def test_readonly(framework, tmp_path):
