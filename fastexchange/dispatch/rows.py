@@ -220,34 +220,17 @@ def ndarray_of(items, row_address, word, array_address, frame, rank):
     return go_on(items + 8, row_address, word + size, array_address + ARRAY_BYTES, frame)
 
 
-@frequent
-def read_ndarray_1(items, row, word, array, frame):
-    """An ndarray of one dimension."""
-    return ndarray_of(items, row, word, array, frame, 1)
+def ndarray_reader(rank: int) -> CFunction:
+    """The reader for arrays of so many dimensions, a constant in its code; -1: of any number."""
+
+    @cfunction(types.intp, *[types.intp] * 5, together=TOGETHER, constants=(rank,))
+    def read_ndarray(items, row, word, array, frame):
+        return ndarray_of(items, row, word, array, frame, rank)
+
+    return read_ndarray
 
 
-@frequent
-def read_ndarray_2(items, row, word, array, frame):
-    """An ndarray of two dimensions."""
-    return ndarray_of(items, row, word, array, frame, 2)
-
-
-@frequent
-def read_ndarray_3(items, row, word, array, frame):
-    """An ndarray of three dimensions."""
-    return ndarray_of(items, row, word, array, frame, 3)
-
-
-@frequent
-def read_ndarray_4(items, row, word, array, frame):
-    """An ndarray of four dimensions."""
-    return ndarray_of(items, row, word, array, frame, 4)
-
-
-@frequent
-def read_ndarray(items, row, word, array, frame):
-    """An ndarray."""
-    return ndarray_of(items, row, word, array, frame, -1)
+NDARRAY_READERS = tuple(map(ndarray_reader, (-1, 1, 2, 3, 4)))
 
 
 @native
@@ -322,7 +305,7 @@ def check_tensor(items, row_address, word, array, frame):
 
 @functools.cache
 def tensor_readers(offsets: Offsets) -> tuple[CFunction, ...]:
-    """:data:`RANKED` for tensors with these offsets, which are constants in the readers' code: loading them takes time."""
+    """The row readers of tensors with these offsets, which are constants in their code: loading them takes time."""
 
     together: list[CFunction] = []
 
@@ -529,8 +512,6 @@ def end_call(frame_address, code):
     give_frame(runtime, frame_address)
 
 
-RANKED = {structs.KIND_NDARRAY: 2 * (read_ndarray, read_ndarray_1, read_ndarray_2, read_ndarray_3, read_ndarray_4)}
-"""By the kind of a type's entry: readers that know the rank, for :data:`inline_cache.place_of` a key."""
 PLACES = 10
 NO_READERS = (0,) * PLACES
 READERS = {
@@ -542,7 +523,7 @@ READERS = {
     structs.KIND_TUPLE: enter_tuple,
     structs.KIND_NAMED_TUPLE: enter_tuple,
 }
-"""By the kind of a type's entry. :data:`read_value` reads the others."""
+"""By the kind of a type's entry: the readers of values other than arrays."""
 
 
 def row_readers(kind: int, guard: int) -> tuple[int, ...]:
@@ -550,8 +531,8 @@ def row_readers(kind: int, guard: int) -> tuple[int, ...]:
     found: tuple[CFunction, ...] = ()
     if kind in READERS:
         found = (READERS[kind],) * PLACES
-    elif kind in RANKED:
-        found = RANKED[kind]
+    elif kind == structs.KIND_NDARRAY:
+        found = 2 * NDARRAY_READERS  # in order or not
     elif kind == structs.KIND_MANAGED and not guard:
         found = (read_export,) * PLACES
     elif kind == structs.KIND_EXCHANGE and guard and ffi.cast("fx_guard *", guard).ndim:

@@ -13,6 +13,7 @@ import numba
 import numpy as np
 import pytest
 from frameworks import torch, tvm_ffi
+from hostile_producers import Sets, hostile_type
 from interoperability import jax
 from oracle import references_kept, type_and_message
 
@@ -141,6 +142,26 @@ def test_a_producer_is_asked_once_whatever_signature_its_tensor_has():
     before = ledger.made
     for count, x.array in enumerate(3 * arrays, start=1):
         assert kernel(x, 1) == x.array.size + 1 and ledger.made == before + count
+    x.capsules.clear()
+    ledger.check(ledger.made)
+
+
+def test_an_error_in_a_call_that_a_row_has_left_names_its_argument():
+    """The first argument's export has another rank than its row, and is not made again; the second one's view raises."""
+
+    def fails(tensor, out):
+        raise Sets(-1, ValueError, "no view today")
+
+    ledger, kernel = Ledger(), fast_args(lambda x, y: x.size + y.size)
+    x, y = Dunder(np.ones(3), ledger), hostile_type("FailsLater")(view=fails, behaves=True)
+    size = kernel(np.ones(0), y)
+    for x.array in (np.ones((3, 1)), np.ones(3)):
+        assert {kernel(x, y) for _ in range(3)} == {size + 3}
+    before, x.array, y.behaves = ledger.made, np.ones((3, 1)), False
+    kind, message = type_and_message(kernel, x, y)
+    assert kind is ValueError and "argument 'y' (position 1)" in message and ledger.made == before + 1
+    x.array, y.behaves = np.ones(3), True
+    assert kernel(x, y) == size + 3
     x.capsules.clear()
     ledger.check(ledger.made)
 
