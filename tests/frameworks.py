@@ -81,7 +81,7 @@ def with_strides_of(tensor, array):
 
 def is_borrowed() -> bool:
     """Whether native code borrows views of PyTorch's tensors: from memory or by the exchange table."""
-    return torch is not None and known(torch.Tensor)["kind"] == structs.KIND_EXCHANGE
+    return torch is not None and known(torch.Tensor)["kind"].exports == structs.EXPORTS_IF_OWNING
 
 
 def has_table() -> bool:

@@ -10,7 +10,10 @@ import pytest
 import fastexchange
 
 ROOT = Path(fastexchange.__file__).parent
-FLOORS = ("ground", "producers", "dispatch", "exchange", "calls", "cuda", "api", "measuring", "__init__", "command", "__main__")
+FLOORS = (
+    "ground", "producers", "dispatch", "arguments", "exchange", "calls", "cuda", "api", "measuring", "__init__", "command",
+    "__main__",
+)  # fmt: skip
 """From the bottom to the top: what a room imports lies in it, or below."""
 PLACES = dict.fromkeys(("_abi", "_abi_build", "half", "interpreter", "version"), "ground") | {"_native_build": "__main__"}
 """Files that are not in a room."""

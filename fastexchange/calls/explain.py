@@ -6,11 +6,14 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numba
 
+from ..arguments.buffer import is_numba_only
+from ..arguments.decoding import UnknownDtype, field_of, numba_types
+from ..arguments.discovery import discover
+from ..arguments.dunder import DUNDER
+from ..arguments.kind import MEANINGS, OTHER
 from ..dispatch import structs
-from ..dispatch.readers import DRY_RUN
+from ..dispatch.reading import DRY_RUN
 from ..dispatch.runtime import runtime
-from ..dispatch.signature import UnknownDtype, numba_types
-from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, PATH_EXCHANGE, PATH_NDARRAY, PATH_NUMBA, discover
 from ..exchange.errors import elements_named, refuse_elements, why_narrow, why_not_computed
 from ..exchange.no_tensors import advice_for
 from ..ground.dlpack import field_of_type
@@ -18,7 +21,6 @@ from ..ground.dtypes import bits_of, dtype_field, element_of, is_computed
 from ..ground.numba_internals import CPUDispatcher, can_compile, declared_signature
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import type_name
-from ..producers.buffer import is_numba_only
 from ..producers.ndarray import dtype_of
 from ..producers.torch import is_tensor
 from ..producers.torch_modes import why_no_modes
@@ -34,20 +36,6 @@ from .torch_tracing import operator_of
 __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 
 _MOST_ITEMS = 9  # items of a tuple or list that are explained
-
-_MEANING = {
-    "c-exchange": "its type's exchange table gives its view",
-    "ndarray": "its C struct is read in place",
-    "buffer": "its buffer is taken for the call",
-    "dunder": "its __dlpack__ is called",
-    "scalar": "its value is read in place",
-    "tuple": "its items are read one by one",
-    "list": "its tensors are read one by one; a list of anything else goes through Numba's own dispatcher",
-    "numba": "Numba's own dispatcher makes the call",
-    "device-array": "its memory and shape are read once and kept as long as it lives",
-    "cuda-interface": "its __cuda_array_interface__ is read in every launch",
-    "package": "only the kernel's own package takes it, so that makes the whole launch",
-}
 
 
 @dataclass(frozen=True)
@@ -66,7 +54,7 @@ class Explanation:
     """What gives a PyTorch tensor's view: ``memory`` or ``table``."""
 
     def __str__(self):
-        meaning = SOURCES.get(self.source) or _MEANING[self.path]
+        meaning = SOURCES.get(self.source) or MEANINGS[self.path]
         lines = [f"{self.type}: path {self.path} ({meaning})"]
         return "\n".join(lines + [f"  - {reason}" for reason in self.reasons])
 
@@ -126,7 +114,7 @@ def _explained(obj, depth: int) -> Explanation:
     """:func:`explain`, with items of tuples and lists down to `depth`."""
     explanation = _path_of(obj)
     why = why_narrow(obj)
-    field = _field_of(obj, explanation.path) if why is None else None
+    field = _field_of(obj) if why is None else None
     if field is not None and not is_computed(field):
         why = why_not_computed(field, obj)
     if why is not None:
@@ -141,22 +129,23 @@ def _explained(obj, depth: int) -> Explanation:
 def _path_of(obj) -> Explanation:
     """:func:`explain` without the elements, which some kernels take and others do not."""
     found = discover(type(obj), obj)
-    if found.path == PATH_BUFFER and is_numba_only(obj):
+    if found.kind.form == structs.FORM_BUFFER and is_numba_only(obj):
         notes = (*found.notes, "its strides are no multiple of its item size, which DLPack cannot describe")
-        return Explanation(type_name(type(obj)), PATH_NUMBA, notes)
-    if is_tensor_by_itself(obj, found.entry["kind"]):
-        return Explanation(type_name(type(obj)), PATH_DUNDER, ("its class has no __dlpack__: Python asks each object of it",))
+        return Explanation(type_name(type(obj)), OTHER.path, notes)
+    if is_tensor_by_itself(obj, found.kind):
+        return Explanation(type_name(type(obj)), DUNDER.path, ("its class has no __dlpack__: Python asks each object of it",))
     notes = tuple(found.notes)
-    if found.path == PATH_NUMBA and (advice := advice_for(obj)):
+    if found.kind is OTHER and (advice := advice_for(obj)):
         notes = (*notes[:-1], f"it is no tensor, and Numba refuses it; {advice}")
     return Explanation(type_name(type(obj)), found.path, notes, found.source)
 
 
-def _field_of(obj, path: str) -> int | None:
+def _field_of(obj) -> int | None:
     """The dtype field of a tensor's elements; None if `obj` is no tensor, or its field cannot be read."""
-    if path == PATH_NDARRAY:
+    kind = discover(type(obj), obj).kind
+    if kind.form == structs.FORM_ARRAY:
         return dtype_field(dtype_of(obj))
-    if path not in (PATH_EXCHANGE, PATH_DUNDER):
+    if kind.form != structs.FORM_TENSOR and not is_tensor_by_itself(obj, kind):
         return None
     try:
         dtype = shape_and_dtype(obj, "explain()")[1]
@@ -282,8 +271,8 @@ def refusal(error: BaseException) -> Outcome:
 
 def _stored_as(kernel, key: int) -> str:
     """Describe the elements of an array that the kernel gets as integers; "" for any other."""
-    field = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-    if key & 0xFF != structs.KIND_ARRAY or kernel._element_of(field) != element_of(field, storage=True):
+    field = field_of(key)
+    if not structs.is_array.py_func(key) or kernel._element_of(field) != element_of(field, storage=True):
         return ""
     if bits_of(field, storage=True) is None:
         return ""

@@ -7,9 +7,11 @@ import numba
 import numpy as np
 from numba.core.errors import TypingError
 
+from ..arguments.discovery import fields_of
+from ..arguments.kind import OTHER
+from ..arguments.ndarrays import is_masked_array
 from ..dispatch import structs
 from ..exchange.convert import from_dlpack
-from ..exchange.discovery import fields_of, is_masked_array
 from ..exchange.errors import argument, check_tensors, mixed, refuse_value, refused, why_not_computed
 from ..exchange.export import exporter_of_another, numpy_view
 from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
@@ -112,9 +114,7 @@ def _has_tensor(kernel, value, depth: int = 0) -> bool:
         fields = fields_of(cls)
     except Exception:  # a type whose attributes raise
         return False
-    is_buffer = fields.get("key", 0) >> structs.CLASS_SHIFT and fields["kind"] == structs.KIND_MANAGED
-    is_tensor = fields["kind"] in (structs.KIND_EXCHANGE, structs.KIND_MANAGED) and not is_buffer
-    return is_tensor or is_tensor_by_itself(value, fields["kind"])
+    return fields["kind"].form == structs.FORM_TENSOR or is_tensor_by_itself(value, fields["kind"])
 
 
 def reword(kernel, bound: tuple, error: BaseException) -> None:
@@ -211,11 +211,9 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
     except Exception as error:  # a type whose attributes raise
         refused(kernel, position, error)
     kind = fields["kind"]
-    if kind == structs.KIND_INT:
+    if cls is int:
         _require_64_bits(kernel, position, value)
-    elif fields.get("key", 0) >> structs.CLASS_SHIFT and kind == structs.KIND_MANAGED:
-        return value  # Numba reads objects with the buffer protocol itself
-    elif kind in (structs.KIND_EXCHANGE, structs.KIND_MANAGED) or is_tensor_by_itself(value, kind):
+    elif kind.form == structs.FORM_TENSOR or is_tensor_by_itself(value, kind):
         is_torch = torch.is_tensor_type(cls)
         is_checked = is_torch and not kernel.allows_grad and kernel._native.runtime.is_native and _can_be_viewed(value)
         if not is_checked:
@@ -238,10 +236,9 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
             known = why_no_memory(value) if is_torch else None
             why = known or refused(kernel, position, error)
         refuse_value(kernel, position, value, why)
-    elif kind == structs.KIND_TUPLE:
-        return tuple([as_numba_takes_it(kernel, item_of(position, i), item, views) for i, item in enumerate(value)])
-    elif kind == structs.KIND_NAMED_TUPLE:
-        return cls._make([as_numba_takes_it(kernel, item_of(position, i), item, views) for i, item in enumerate(value)])
+    elif kind.form == structs.FORM_TUPLE:
+        items = [as_numba_takes_it(kernel, item_of(position, i), item, views) for i, item in enumerate(value)]
+        return tuple(items) if cls is tuple else cls._make(items)
     elif cls is list:  # also where native code leaves lists to Numba, because Numba's own are not laid out as expected
         return _list(kernel, position, value, views)
     elif issubclass(cls, np.ndarray):  # not isinstance(), which reads __class__
@@ -260,7 +257,7 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
         else:
             return viewed if views is None else views.add(value, value, viewed)
         refuse_value(kernel, position, value, why_not_computed(field, value))
-    elif kind == structs.KIND_NUMBA:
+    elif kind is OTHER:
         check_items(kernel, position, value)
         require_numba_type(kernel, position, value)
     return value
@@ -311,7 +308,7 @@ def _require_64_bits(kernel, position, value: int) -> None:
 
 
 def _is_tensor(value) -> bool:
-    return fields_of(type(value))["kind"] in structs.TENSOR_KINDS
+    return structs.is_tensor.py_func(fields_of(type(value))["kind"])
 
 
 def _as_kernel_has_it(kernel, array: np.ndarray) -> np.ndarray:

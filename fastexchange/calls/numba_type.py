@@ -6,9 +6,10 @@ import weakref
 
 from numba.core.errors import TypingError
 
+from ..arguments.discovery import discover, exports_itself, learn_type
+from ..arguments.kind import OTHER, Kind
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
-from ..exchange.discovery import discover, exports_itself, learn_type
 from ..exchange.errors import argument
 from ..exchange.no_tensors import advice_for
 from ..ground.numba_internals import type_of_argument
@@ -43,9 +44,9 @@ def require_numba_type(kernel, position: int, value) -> None:
     )
 
 
-def is_tensor_by_itself(value, kind: int) -> bool:
-    """Whether an object, whose type has an entry of this KIND_*, is a tensor by methods of its own, and nothing to Numba."""
-    if kind != structs.KIND_NUMBA:
+def is_tensor_by_itself(value, kind: Kind) -> bool:
+    """Whether an object, whose type is of this kind, is a tensor by methods of its own, and nothing to Numba."""
+    if kind is not OTHER:
         return False
     try:
         return exports_itself(value) and not _is_typed(value)
@@ -65,12 +66,10 @@ def let_numba_take(value, depth: int = structs.MAX_TUPLE_DEPTH) -> None:
     except Exception:  # a type whose attributes raise: Python makes each call
         return
     fields = entries.fields(cls)
-    if fields["kind"] == structs.KIND_NUMBA:
-        if cls is not list and not fields.get("is_typed") and _is_typed(value):
-            entries.update(cls, is_typed=1)
-    elif fields["kind"] in (*structs.TUPLE_KINDS, structs.KIND_LIST) and depth > 0:
-        for item in value[:1] if cls is list else value:
-            let_numba_take(item, depth - 1)
+    if fields["kind"] is OTHER and cls is not list and not fields.get("is_typed") and _is_typed(value):
+        entries.update(cls, is_typed=1)
+    for item in fields["kind"].items(value) if depth > 0 else ():
+        let_numba_take(item, depth - 1)
 
 
 class UnknownType(TypingError, TypeError):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from .._abi import ffi
+from ..arguments.discovery import learn
 from ..dispatch import outputs as native
 from ..dispatch.runtime import runtime
-from ..exchange.discovery import learn
 from ..exchange.export import export_of, known
 from ..ground import dtype_registry
 from ..ground.dlpack import DLDeviceType

@@ -9,7 +9,7 @@ from typing import Any
 from numba.core import sigutils, types
 
 from ..dispatch import boxing, structs
-from ..dispatch.readers import DRY_RUN
+from ..dispatch.reading import DRY_RUN
 from ..dispatch.trampoline import trampoline
 from ..ground.numba_internals import (
     Signature,

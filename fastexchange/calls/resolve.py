@@ -15,19 +15,22 @@ from numba.core import types
 from numba.core.errors import NumbaError, NumbaPendingDeprecationWarning, TypingError
 
 from .._abi import ffi
+from ..arguments.buffer import is_numba_only
+from ..arguments.decoding import UnknownDtype, numba_types
+from ..arguments.discovery import learn
+from ..arguments.torch_tensors import compare_memory
 from ..dispatch import structs, vectorcall
 from ..dispatch.boxing import UnsupportedEntry
 from ..dispatch.overloads import AGAIN
-from ..dispatch.readers import DRY_RUN, FLAG_ASKED
-from ..dispatch.signature import UnknownDtype, lists_in, numba_types
-from ..exchange.discovery import compare_memory, learn
+from ..dispatch.reading import DRY_RUN, FLAG_ASKED
+from ..dispatch.signature import lists_in
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
 from ..ground.dtypes import lacks_dtype
 from ..ground.native import address_of
 from ..ground.numba_code import runs_python
 from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
 from ..ground.parameters import find_item, flatten
-from ..producers import buffer, torch, torch_storage
+from ..producers import torch, torch_storage
 from .compile_errors import add_call
 from .fallback import are_numbas, call_numba, copy_of, forget_frames
 from .results import check_argument
@@ -109,7 +112,7 @@ def attempt(kernel, bound: tuple, flags: int, report: Report) -> int:
     pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
     try:
         report.result = _attempt()(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
-        if report.status == structs.STATUS_CHECK and buffer.is_numba_only(report.stopped_at):
+        if report.status == structs.STATUS_CHECK and is_numba_only(report.stopped_at):
             report.native.status = structs.STATUS_NUMBA
         return report.status
     except Exception as error:

@@ -14,11 +14,11 @@ from typing import Any, cast
 import numpy as np
 
 from .._abi import ffi
+from ..arguments.discovery import fields_of, learn_type
 from ..dispatch import structs
 from ..dispatch.boxing import box
 from ..dispatch.results import BOXING, SEVERAL, box_result
 from ..dispatch.runtime import runtime
-from ..exchange.discovery import fields_of, learn_type
 from ..exchange.errors import elements_named
 from ..exchange.export import export_of
 from ..exchange.makers import has_from_dlpack, maker
@@ -147,7 +147,7 @@ def check_argument(kernel, bound: tuple) -> None:
     if isinstance(kernel.returns, str):
         position = kernel._parameters.names.index(kernel.returns)
         cls = type(bound[position])
-        if fields_of(cls)["kind"] not in structs.TENSOR_KINDS:
+        if not structs.is_tensor.py_func(fields_of(cls)["kind"]):
             given = "omitted" if bound[position] is OMITTED else f"no tensor but of type {type_name(cls)}"
             raise TypeError(
                 f"{kernel.__qualname__}(): argument {kernel.returns!r} (position {position}) determines the type of results by "

@@ -4,8 +4,8 @@ import re
 import sys
 
 from .._abi import ffi
+from ..arguments.discovery import learn_type
 from ..dispatch import structs
-from ..exchange.discovery import learn_type
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.once import for_ever
@@ -100,15 +100,10 @@ class TorchOp(NativeCallable):
 
 enable_vectorcall(TorchOp, TorchOp.__call__)
 
-_KINDS = {
-    "Tensor": structs.KIND_EXCHANGE, "Tensor[]": structs.KIND_LIST, "float": structs.KIND_FLOAT, "SymInt": structs.KIND_INT,
-    "bool": structs.KIND_BOOL,
-}  # fmt: skip
-
 
 def _kinds_of(argument: Argument) -> int:
-    """The kinds of objects that the kernel gets for an argument without a conversion by PyTorch, as bits ``1 << KIND_*``."""
-    return 1 << _KINDS[argument.type] | argument.is_optional << structs.KIND_NONE
+    """The types of a schema whose objects the kernel gets for an argument without a conversion by PyTorch, as bits."""
+    return 1 << structs.SCHEMA_TYPES.index(argument.type) | (structs.SCHEMA_NONE if argument.is_optional else 0)
 
 
 def as_torch_op(kernel, name: str, *, backward, setup_context, mutates, vmap, replace: bool) -> TorchOp:

@@ -76,7 +76,7 @@ _HAVE_VECTORCALL = 1 << 11  # of tp_flags
 
 
 def _native() -> Iterator[Finding]:
-    from ..dispatch import strings
+    from ..arguments import buffer, strings
     from ..dispatch.runtime import runtime
     from ..ground.numba_internals import reports_calls
     from ..interpreter import is_free_threaded
@@ -112,7 +112,7 @@ def _native() -> Iterator[Finding]:
         yield Finding(section, "vectorcall", OK, "calls of kernels go directly to native code")
     else:
         yield Finding(section, "vectorcall", SLOW, "the flag could not be set: calls make a tuple of their arguments", _REPORT)
-    from ..producers import buffer, numpy_table
+    from ..producers import numpy_table
 
     if buffer.prepare():
         yield Finding(section, "buffers", OK, "the layout of Py_buffer is verified")

@@ -10,16 +10,19 @@ import ctypes
 from typing import NamedTuple
 
 from .._abi import ffi
+from ..arguments.discovery import learn_type
+from ..arguments.dunder import DUNDER, managed_tensor_from_py_object_no_sync
+from ..arguments.kind import OTHER
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
 from ..exchange import wrappers
-from ..exchange.discovery import learn_type
 from ..exchange.errors import check_tensors, device_name, refuse_device, refuse_value, refused
 from ..ground.dlpack import DLDeviceType
 from ..ground.dtype_registry import key_of
 from ..ground.native import address_of
 from ..ground.safe_repr import shown
-from ..producers import dunder, torch
+from ..producers import torch
+from . import kinds
 from .array_interface import ArrayInterface, managed_tensor_of_device_array, managed_tensor_of_interface
 from .driver import CudaError, driver
 from .streams import is_same_stream, stream_of_producer
@@ -145,11 +148,11 @@ def _classified(position: int, value) -> ArgumentInfo:
             "the whole array, or make the view in the kernel"
         )
     kind = fields["kind"]
-    if kind in structs.TUPLE_KINDS:
+    if kind.form == structs.FORM_TUPLE:
         return ArgumentInfo(position, value, TUPLE)
-    if kind in (structs.KIND_EXCHANGE, structs.KIND_MANAGED) and not fields.get("asks_python") and not fields.get("key"):
+    if kind.exports != structs.EXPORTS_NEVER and not fields.get("asks_python") and not fields.get("key"):
         return ArgumentInfo(position, value, TABLE)
-    has_dunder = kind == structs.KIND_MANAGED and fields["managed"] == dunder.managed_tensor_from_py_object_no_sync.address
+    has_dunder = kind is DUNDER and fields["managed"] == managed_tensor_from_py_object_no_sync.address
     if has_dunder:
         interface = None
         with contextlib.suppress(Exception):
@@ -157,12 +160,12 @@ def _classified(position: int, value) -> ArgumentInfo:
         # Preferred to __dlpack__, which needs the stream, and takes longer. JAX's interface has version 2, without one.
         if interface is not None and interface.has_stream:
             return _with_interface(position, value, interface)
-    if fields.get("asks_python") or (kind == structs.KIND_MANAGED and hasattr(type(value), "__dlpack__")):
+    if fields.get("asks_python") or (kind.exports == structs.EXPORTS_ALWAYS and hasattr(type(value), "__dlpack__")):
         found = None if has_dunder else _wrapped(value)
         return ArgumentInfo(position, value, DLPACK) if found is None else ArgumentInfo(position, found, TABLE)
-    if structs.is_scalar_kind.py_func(kind):
+    if kind.is_read_on_device and kind.form == structs.FORM_PLAIN:
         return ArgumentInfo(position, value, PLAIN)
-    if kind == structs.KIND_NUMBA:
+    if kind is OTHER:
         if is_device_array(value) and not value.stream and key_of(value.dtype) is not None:
             return ArgumentInfo(position, value, ARRAY)
         interface = ArrayInterface.of(value)
@@ -175,9 +178,10 @@ def _with_interface(position: int, value, interface: ArrayInterface) -> Argument
     info = ArgumentInfo(position, value, INTERFACE)
     info.interface = interface
     entries = runtime().entries
-    if not entries.fields(type(value)).get("interface"):  # later launches: native code reads usual interfaces
+    known = entries.fields(type(value))
+    if not known.get("interface"):  # later launches: native code reads usual interfaces
         export = managed_tensor_of_device_array if is_of_package(type(value)) else managed_tensor_of_interface
-        entries.update(type(value), interface=export.address)
+        entries.update(type(value), interface=export.address, device_kind=known.get("device_kind", kinds.INTERFACE))
     return info
 
 
@@ -206,12 +210,12 @@ def has_interface(value) -> bool:
     if isinstance(value, type) or getattr(value, "__cuda_array_interface__", None) is None:
         return False
     learn_type(type(value), value)
-    return runtime().entries.fields(type(value))["kind"] == structs.KIND_NUMBA
+    return runtime().entries.fields(type(value))["kind"] is OTHER
 
 
 def paths(infos: list[ArgumentInfo]) -> dict[int, str]:
     """By position, the paths of arguments that differ from those into CPU kernels: see ``Explanation.path``."""
-    names = {ARRAY: "device-array", INTERFACE: "cuda-interface", PACKAGE: "package"}
+    names = {ARRAY: kinds.VIEW.path, INTERFACE: kinds.INTERFACE.path, PACKAGE: kinds.PACKAGE.path}
     return {info.position: names[info.kind] for info in infos if info.kind in names}
 
 

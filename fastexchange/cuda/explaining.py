@@ -5,7 +5,7 @@ import numpy as np
 from ..calls.explain import CallExplanation, Outcome, describe_outcome, explained, refusal
 from ..calls.resolve import Report
 from ..dispatch import structs
-from ..dispatch.readers import DRY_RUN
+from ..dispatch.reading import DRY_RUN
 from . import python_exports
 from .classify import (
     ArgumentInfo,

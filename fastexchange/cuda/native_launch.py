@@ -15,7 +15,7 @@ from numba import types
 from ..dispatch import structs as dispatch
 from ..dispatch.frame import give_frame, release
 from ..dispatch.python_calls import call_method, refuse_launch
-from ..dispatch.readers import begin_reading
+from ..dispatch.reading import begin_reading
 from ..dispatch.rows import begin_exports, leave, row_reader
 from ..dispatch.vectorcall import call_any, run_by
 from ..ground import cpython as c

@@ -4,7 +4,7 @@ from numba.core import sigutils
 
 from ..calls.precompile import arguments_of, signature_in
 from ..dispatch import structs
-from ..dispatch.readers import DRY_RUN
+from ..dispatch.reading import DRY_RUN
 from . import python_exports
 from .classify import classify_arguments, is_for_package
 from .resolve import LaunchResolver, device_of, naming

@@ -13,7 +13,7 @@ import functools
 from numba import types
 
 from .._abi import ffi
-from ..dispatch import structs
+from ..arguments.tensors import EXPORTED
 from ..dispatch.runtime import runtime
 from ..exchange.errors import refused
 from ..ground.cfunction import cfunction
@@ -35,6 +35,7 @@ from .classify import (
     flatten,
     tuple_like,
 )
+from .kinds import VIEW
 from .streams import default_stream
 
 __all__ = ["exported", "originals"]
@@ -73,13 +74,13 @@ def _remember(value, place) -> None:
     view = _from_interface(value, interface, place)
     view.held = None  # not the array, which would then never die
     if not entries.fields(type(value)).get("is_by_object"):
-        entries.update(type(value), is_by_object=1)
-    entries.add(value, view, kind=structs.KIND_VIEW, shown=address_of(view.native))
+        entries.update(type(value), is_by_object=1, device_kind=VIEW)
+    entries.add(value, view, kind=VIEW, shown=address_of(view.native))
 
 
 @once
 def _prepare() -> bool:
-    runtime().entries.add(_View, kind=structs.KIND_MANAGED, managed=managed_tensor_of_view.address)
+    runtime().entries.add(_View, kind=EXPORTED, managed=managed_tensor_of_view.address)
     return True
 
 

@@ -11,8 +11,9 @@ import weakref
 from typing import Any
 
 from .._abi import ffi
-from ..dispatch import structs as dispatch
+from ..dispatch import structs
 from ..dispatch.runtime import runtime
+from .kinds import VIEW
 
 __all__ = ["count", "forget", "forget_all", "is_stale", "retire_at_reset", "unload_at_reset", "watch"]
 
@@ -86,14 +87,14 @@ def forget(device: int) -> None:
     cuda.resets += 1
     for context in list(_contexts):
         context.unload()
-    runtime().entries.remove_kind(dispatch.KIND_VIEW)  # device arrays: their memory has to be read again
+    runtime().entries.remove_kind(VIEW)  # device arrays: their memory has to be read again
     for launcher in list(_launchers):
         launcher.retire()
 
 
 def forget_all() -> None:
     """Forget everything in all contexts: the driver's error does not say which context has been reset."""
-    for device in range(dispatch.MAX_DEVICES if runtime().native.cuda else 0):
+    for device in range(structs.MAX_DEVICES if runtime().native.cuda else 0):
         if _cuda().contexts[device]:
             forget(device)
 

@@ -6,7 +6,7 @@
 import functools
 from typing import NoReturn
 
-from ..dispatch.signature import UnknownDtype, numba_types
+from ..arguments.decoding import UnknownDtype, numba_types
 from ..exchange.errors import argument, refuse_elements
 from ..ground.dtypes import element_of, field_to_numba
 from ..ground.once import forkable_lock

@@ -43,7 +43,7 @@ from .frame import (
 from .inline_cache import look_up
 from .outputs import PROMOTED, SCRATCH_WORDS, SHAPES_WORDS, compute_shapes
 from .python_calls import drop_error, take_error
-from .readers import FLAG_MEMORY
+from .reading import FLAG_MEMORY
 from .torch_guard import guard_of, is_in_memory, is_odd_by, number_in_memory, rank_in_memory, view_in_memory
 from .type_table import find
 

@@ -18,7 +18,7 @@ from ..ground.dltensor import DL_TENSOR, delete_managed, dl_tensor_at
 from ..ground.native import call_int, global_address, load, native, stack, store
 from . import structs
 from .frame import EXPORT_BYTES, drop
-from .readers import DRY_RUN, FLAG_ASKED, is_owning
+from .reading import DRY_RUN, FLAG_ASKED, is_owning
 from .torch_guard import guard_of, is_in_memory, is_odd, is_of
 from .torch_queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 
@@ -29,8 +29,10 @@ BY_PYTHON, STORAGES, BY_PYTORCH = range(TURNS)
 @native
 def is_exported(context, entry, flags):
     """Whether a call needs owning exports of values of a type."""
-    kind = entry.kind if context.device_type == CPU else entry.device_kind
-    return kind == structs.KIND_MANAGED or (kind == structs.KIND_EXCHANGE and is_owning(context, flags) != 0)
+    exports = structs.kind_of(context, entry).exports
+    return exports == structs.EXPORTS_ALWAYS or (
+        exports == structs.EXPORTS_IF_OWNING and is_owning(context, flags) != 0
+    )
 
 
 @native

@@ -11,13 +11,9 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import OB_ITEM, OB_SIZE, Py_TYPE
 from ..ground.dlpack import CPU
 from ..ground.native import call_word, load, native, stack, store
-from ..producers.ndarray import descr_at, ndarray_at
 from . import structs
 from .exports import TURNS, has_turn, is_exported
 from .frame import ARRAY_BYTES
-from .pack import dtype_entry, misaligned_bits
-from .readers import SCALAR_INT64
-from .torch_guard import field_in_memory, guard_of, number_in_memory
 from .type_table import GOLDEN, find
 
 
@@ -115,43 +111,26 @@ def place_of(key):
 
 
 @native
-def expect_value(context, row, ob):
-    """Fill a row, whose type and key are known, for the value `ob`. Returns False if Python code has changed it since."""
+def expect_value(context_address, row_address, ob):
+    """Fill a row, whose type and key are known, for the value `ob`. Returns False if Python code has changed it since.
+
+    The kind's ``fill_row`` puts into ``expected`` what the reader of its rows compares, or takes that reader out: then
+    ``rows.read_value`` reads the value.
+    """
+    context = structs.context_at(context_address)
+    row = structs.row_at(row_address)
     entry = structs.entry_at(row.entry)
     if Py_TYPE(ob) != entry.address:
         return False
-    is_cuda = context.device_type != CPU
-    kind = entry.device_kind if is_cuda else entry.kind
-    place = place_of(row.key)
-    row.reader = entry.device_row_readers[place] if is_cuda else entry.row_readers[place]
-    field = row.key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-    if structs.is_tuple(row.key):
-        row.expected[0] = row.expected[1]
-        if load(ob + OB_SIZE) != row.expected[0]:
-            return False
-    elif kind == structs.KIND_NDARRAY:
-        runtime = structs.runtime_at(context.runtime)
-        descr = ndarray_at(ob).descr
-        key, itemsize = dtype_entry(runtime, descr)
-        if key >> structs.DTYPE_SHIFT != field:
-            return False
-        row.expected[0], row.expected[1], row.expected[2] = descr, row.key >> structs.FLAGS_SHIFT & structs.KEY_FLAGS, itemsize
-        number = types.intp(descr_at(descr).type_num)
-        if number >= 64 or runtime.descrs[number & 63] != descr:  # another one may die, and its address be used again
-            row.reader = 0
-    elif kind == structs.KIND_EXCHANGE and context.needs_owning_exports != 0:
+    kind = structs.kind_of(context, entry)
+    row.reader = entry.row_readers[place_of(row.key)]
+    if context.device_type != CPU and structs.is_tensor(kind):  # row readers read tensors on the CPU only
         row.reader = 0
-    elif kind == structs.KIND_EXCHANGE and row.reader != 0:
-        guard = guard_of(context, entry)
-        if field_in_memory(structs.guard_at(guard), guard, ob) != field:
-            return False
-        row.expected[0], row.expected[1] = guard, number_in_memory(structs.guard_at(guard), ob)
-        row.expected[2] = misaligned_bits(field)
-    elif kind == structs.KIND_INT and row.key != SCALAR_INT64:
-        row.reader = 0
+    elif kind.fill_row != 0 and call_word(kind.fill_row, (context_address, row_address, ob)) == 0:
+        return False
     if row.reader == 0:
         row.reader = structs.runtime_at(context.runtime).read_value
-        row.expected[0] = entry.device_reader if is_cuda else entry.reader
+        row.expected[0] = kind.reader
         row.expected[1] = 8 * structs.words_of(row.key)
         row.expected[2] = ARRAY_BYTES if structs.has_array(row.key) else 0
     return True
@@ -184,8 +163,9 @@ def put_exports(context, first, values, exports):
 
 
 @native
-def expect(context, runtime, first, entry_address, args, entries):
+def expect(context_address, runtime, first, entry_address, args, entries):
     """Fill a cache entry for calls with the types of these arguments. Returns False if Python code has changed one of them."""
+    context = structs.context_at(context_address)
     parents = stack(PARENTS)
     values = first_value_of(entry_address)
     row_address = values
@@ -203,7 +183,7 @@ def expect(context, runtime, first, entry_address, args, entries):
         ob = load(items)
         row.entry = load(entries + 8 * row.expected[0])
         exports += is_exported(context, structs.entry_at(row.entry), 0)
-        if not expect_value(context, row, ob):
+        if not expect_value(context_address, row_address - structs.ROW_SIZE, ob):
             return False
         items = following(row, ob, items, parents)
     last = structs.row_at(row_address)
@@ -252,13 +232,14 @@ def kill(first, entry_address, nothing):
 
 
 @native
-def find_cached(context, runtime, first_address, args, entries):
+def find_cached(context_address, runtime, first_address, args, entries):
     """Find the entry in the inline cache of an overload for a call, or make it. It becomes the last one.
 
     `entries`: the ``fx_entry`` of each key. Returns: the overload itself if there is none, and no room for one, or if Python code
     has changed an argument since it was read. A call in progress may have the entry of types that have died: it has begun with
     the same keys, and compares types and keys after its last line of Python code.
     """
+    context = structs.context_at(context_address)
     first = structs.overload_at(first_address)
     if first.row_count < 0:
         return first_address
@@ -276,7 +257,7 @@ def find_cached(context, runtime, first_address, args, entries):
         chosen = new_entry(context, first_address)
     if chosen == 0:
         return first_address
-    if not expect(context, runtime, first, chosen, args, entries):
+    if not expect(context_address, runtime, first, chosen, args, entries):
         kill(first, chosen, runtime.nothing)
         return first_address
     context.last = chosen
@@ -307,15 +288,9 @@ def site_of(context, runtime, args, nargs):
             known_type = word
             entry_address = find(runtime, word)
         if entry_address != 0:
-            entry = structs.entry_at(entry_address)
-            if entry.kind == structs.KIND_NDARRAY:
-                array = ndarray_at(ob)
-                word ^= array.descr ^ types.intp(array.nd) << 32 ^ (types.intp(array.flags) & structs.KEY_FLAGS) << 40
-            elif entry.kind == structs.KIND_EXCHANGE and entry.guard != 0:
-                guard = structs.guard_at(entry.guard)
-                implementation = load(ob + guard.object)
-                word ^= (load(implementation + guard.element_type) & 63) << 32
-                word ^= (load(implementation + guard.ndim) if guard.ndim != 0 else 0) << 40
+            mark = structs.kind_at(structs.entry_at(entry_address).kind).mark
+            if mark != 0:
+                word ^= call_word(mark, (entry_address, ob))
         hash_ = (hash_ ^ word) * GOLDEN
     return context.sites + 8 * (hash_ >> 40 & (structs.SITES - 1))
 

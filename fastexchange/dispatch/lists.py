@@ -47,8 +47,7 @@ def may_hold_arrays(runtime, ob):
     if c.PyList_Size(ob) <= 0:
         return False
     entry = find(runtime, Py_TYPE(c.PyList_GetItem(ob, 0)))
-    kind = structs.entry_at(entry).kind if entry != 0 else structs.KIND_NDARRAY
-    return kind == structs.KIND_NDARRAY or kind == structs.KIND_EXCHANGE or kind == structs.KIND_MANAGED
+    return entry == 0 or structs.is_tensor(structs.kind_at(structs.entry_at(entry).kind))
 
 
 @native
@@ -96,12 +95,12 @@ def make_list(runtime, frame, first_key, end_key, words, first_array):
     count = load(record.snapshot + c.OB_SIZE)
     key = load(first_key + 8)
     flags = structs.KEY_FLAGS << structs.FLAGS_SHIFT
-    if end_key - first_key != 8 + 8 * count or key & 0xFF != structs.KIND_ARRAY or key >> structs.CLASS_SHIFT != 0:
+    if end_key - first_key != 8 + 8 * count or key & 0xFF != structs.KEY_ARRAY or key >> structs.CLASS_SHIFT != 0:
         return structs.STATUS_NUMBA, record.object
     for i in range(count):
         item_key = load(first_key + 8 + 8 * i)
         if (item_key ^ key) & _TYPE_OF_ITEMS != 0:
-            if item_key & 0xFF != structs.KIND_ARRAY or item_key >> structs.CLASS_SHIFT != 0:
+            if item_key & 0xFF != structs.KEY_ARRAY or item_key >> structs.CLASS_SHIFT != 0:
                 return structs.STATUS_NUMBA, record.object
             return structs.STATUS_MIXED, load(record.snapshot + c.OB_ITEM + 8 * i)
         flags &= item_key
@@ -130,7 +129,7 @@ def make_list(runtime, frame, first_key, end_key, words, first_array):
     frame.list_count += 1
     store(words, record.meminfo)
     store(words + 8, record.object)
-    store(first_key, structs.KIND_LIST)
+    store(first_key, structs.KEY_LIST)
     store(first_key + 8, (key & _TYPE_OF_ITEMS) | flags)
     return structs.STATUS_OK, record.object
 

@@ -30,7 +30,7 @@ def makers_with_tensor(context, operator, address, ob):
 
     It is not of a subclass, of which PyTorch makes its results, too, and not odd, or odd because it requires grad.
     """
-    if address == 0 or structs.entry_at(address).kind != structs.KIND_EXCHANGE or structs.entry_at(address).guard == 0:
+    if address == 0 or structs.kind_at(structs.entry_at(address).kind).schema_type != structs.SCHEMA_TENSOR:
         return 0
     if Py_TYPE(ob) != operator.tensor_type and Py_TYPE(ob) != operator.parameter_type:
         return 0
@@ -58,18 +58,22 @@ def makers_with(context, runtime, operator, position, ob):
     address = find(runtime, Py_TYPE(ob))
     if address == 0:
         return 0
-    kind = structs.entry_at(address).kind
-    if load(operator.kinds + 8 * position) >> kind & 1 == 0:
+    schema_type = structs.kind_at(structs.entry_at(address).kind).schema_type
+    if load(operator.kinds + 8 * position) & schema_type == 0:
         return 0
-    if kind == structs.KIND_LIST:
+    if schema_type == structs.SCHEMA_TENSORS:
         makers = KERNEL
         for i in range(c.PyList_Size(ob)):
             item = c.PyList_GetItem(ob, i)
             makers &= makers_with_tensor(context, operator, find(runtime, Py_TYPE(item)), item)
         return makers
-    if kind == structs.KIND_INT and not fits_schema(ob):
+    if schema_type == structs.SCHEMA_INT and not fits_schema(ob):
         return 0
-    return makers_with_tensor(context, operator, address, ob) if kind == structs.KIND_EXCHANGE else KERNEL | FUNCTION
+    return (
+        makers_with_tensor(context, operator, address, ob)
+        if schema_type == structs.SCHEMA_TENSOR
+        else KERNEL | FUNCTION
+    )
 
 
 @native

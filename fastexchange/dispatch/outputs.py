@@ -15,7 +15,7 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import field_of_type
-from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM, delete_managed, describe, dl_tensor_at, element_field, is_plain
+from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM, delete_managed, describe, dl_tensor_at
 from ..ground.native import as_words, call_int, call_word, cstring, external, global_address, load, native, stack, store
 from ..ground.promotion import promote
 from ..ground.shape_notation import Pattern
@@ -27,14 +27,11 @@ from ..ground.shape_program import (
     MAX_VARIABLES,
     evaluate,
 )
-from ..producers.ndarray import ndarray_at
 from ..producers.torch_modes import is_mode_active
 from . import structs
 from .binding import bind_into
 from .frame import drop, give_frame, take_frame
-from .pack import dtype_entry
 from .python_calls import call_method
-from .torch_guard import guard_of, is_in_memory, is_odd, shape_in_memory
 from .type_table import find
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
@@ -111,47 +108,16 @@ def allocate(allocator, to_object, prototype, set_error, error_ctx):
 
 
 @native
-def read_shape(context, runtime, ob, shape, room, view):
+def read_shape(context_address, runtime, ob, shape, room):
     """Store a tensor's extents at `shape`, which has `room` words.
 
-    Returns: (rank, dtype field), or (-1, 0) if there is no room, or only Python code can read the tensor.
+    Returns: the rank, and from bit 8 on the dtype field; or -1 if there is no room, or only Python code can read the tensor.
 
     That is so of odd tensors, too: PyTorch may trace the call, which must not allocate then.
     """
     entry = find(runtime, Py_TYPE(ob))
-    if entry == 0:
-        return -1, 0
-    kind = structs.entry_at(entry).kind
-    if kind == structs.KIND_NDARRAY:
-        key, _ = dtype_entry(runtime, ndarray_at(ob).descr)
-        ndim = types.intp(ndarray_at(ob).nd)
-        if key == 0 or ndim > room:
-            return -1, 0
-        for i in range(ndim):
-            store(shape + 8 * i, load(ndarray_at(ob).dimensions + 8 * i))
-        return ndim, key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-    guard = guard_of(context, structs.entry_at(entry))
-    if kind != structs.KIND_EXCHANGE or is_odd(guard, ob):
-        return -1, 0
-    if guard != 0 and is_in_memory(structs.guard_at(guard), ob):
-        ndim, field, sizes = shape_in_memory(structs.guard_at(guard), guard, ob)
-        for i in range(min(ndim, room)):
-            store(shape + 8 * i, load(sizes + 8 * i))
-        return (ndim, field) if ndim <= room and field - 1 >> 16 == 0 else (-1, 0)  # the field is known, and has no lanes
-    if structs.entry_at(entry).borrow == 0:
-        return -1, 0
-    dl_tensor_at(view).device.device_type = 0
-    failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0
-    if PyErr_Occurred() != 0:
-        c.PyErr_Clear()
-        return -1, 0
-    tensor = dl_tensor_at(view)
-    ndim = types.intp(tensor.ndim)
-    if failed or ndim > room or not is_plain(tensor):
-        return -1, 0
-    for i in range(ndim):
-        store(shape + 8 * i, load(tensor.shape + 8 * i))
-    return ndim, element_field(tensor)
+    read = structs.kind_at(structs.entry_at(entry).kind).read_shape if entry != 0 else 0
+    return call_word(read, (context_address, entry, ob, shape, room)) if read != 0 else -1
 
 
 @native
@@ -167,13 +133,14 @@ def compute_shapes(context, dtypes, shapes, variables, scratch, wanted):
 
 
 @native
-def make_outputs(context, runtime, args, made):
+def make_outputs(context_address, runtime, args, made):
     """Allocate the outputs that are omitted in `args`, which is in parameter order, and store them there.
 
     Returns: whether all outputs are there and fit the inputs. If not (a mismatch, a framework that cannot allocate),
     ``calls.outputs`` does the work in Python, and raises for a mismatch. GIL: held; may run Python code.
     Owns: at `made` a bit is set for each new output, even if False is returned. The caller owns these references.
     """
+    context = structs.context_at(context_address)
     variables = stack(MAX_VARIABLES)
     shapes = stack(SHAPES_WORDS)
     fields = stack(MAX_PARAMETERS)
@@ -187,7 +154,7 @@ def make_outputs(context, runtime, args, made):
         at += 8
         ob = load(args + 8 * load(at))
         known = find(runtime, Py_TYPE(ob))
-        if known == 0 or structs.entry_at(known).kind != structs.KIND_INT:
+        if known == 0 or structs.kind_at(structs.entry_at(known).kind).schema_type != structs.SCHEMA_INT:
             return False
         value = c.PyLong_AsLongLongAndOverflow(ob, own_shape)
         if value < 0 or value > MAX_NUMBER:
@@ -200,9 +167,10 @@ def make_outputs(context, runtime, args, made):
     for i in range(load(at)):
         at += 8
         room = SHAPES_WORDS - 1 - (end - shapes) // 8
-        ndim, field = read_shape(context, runtime, load(args + 8 * load(at)), end + 8, room, view)
-        if ndim < 0:
+        found = read_shape(context_address, runtime, load(args + 8 * load(at)), end + 8, room)
+        if found < 0:
             return False
+        ndim, field = found & 0xFF, found >> 8
         common = field if i == 0 else promote_natively(common, field)
         store(end, ndim)
         store(fields + 8 * load(at), field)
@@ -240,7 +208,7 @@ def make_outputs(context, runtime, args, made):
                 return False
             store(output, tensor)
             store(made, load(made) | 1 << i)
-        if read_shape(context, runtime, load(output), own_shape, MAX_NDIM, view)[0] != ndim:
+        if read_shape(context_address, runtime, load(output), own_shape, MAX_NDIM) & 0xFF != ndim:
             return False
         for j in range(ndim):
             if load(own_shape + 8 * j) != load(shape + 8 * (1 + j)):
@@ -314,7 +282,7 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     made = stack(1)
     store(made, 0)
-    is_ready = make_outputs(context, runtime, given, made)
+    is_ready = make_outputs(context_address, runtime, given, made)
     for i in range(first, count):
         is_made = load(made) >> (i - first) & 1 != 0
         if is_ready and not is_made:

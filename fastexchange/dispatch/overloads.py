@@ -213,7 +213,7 @@ class KernelContext:
 
         Omitted arguments have no rows, and can only be the last ones.
         """
-        if not code.trampoline or any(key & 0xFF == structs.KIND_LIST for key in keys):
+        if not code.trampoline or any(key & 0xFF == structs.KEY_LIST for key in keys):
             return None
         rows: list[dict[str, Any]] = []
         stream = iter(enumerate(keys))
@@ -230,7 +230,7 @@ class KernelContext:
         given = 0
         for position in range(names):
             index, key = next(stream)
-            if key == structs.KIND_OMITTED:
+            if key == structs.KEY_OMITTED:
                 continue
             if given < position:
                 return None
@@ -250,7 +250,7 @@ class KernelContext:
     def _length(self, key: int) -> int:
         """The number of items of the tuples with a key."""
         number = key >> structs.SERIAL_SHIFT
-        if key & 0xFF != structs.KIND_NAMED_TUPLE:
+        if key & 0xFF != structs.KEY_NAMED_TUPLE:
             return number
         named: Any = self.runtime.serials[number]()
         return len(named._fields)

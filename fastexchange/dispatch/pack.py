@@ -23,16 +23,16 @@ def plain_field(runtime, descr):
 
 @native
 def dtype_entry(runtime, descr_address):
-    """Return (field << DTYPE_SHIFT | KIND_ARRAY, item size) of a NumPy dtype object; (0, STATUS_*) if it is unknown."""
+    """Return (field << DTYPE_SHIFT | KEY_ARRAY, item size) of a NumPy dtype object; (0, STATUS_*) if it is unknown."""
     field = plain_field(runtime, descr_at(descr_address))
     if field != 0:
-        return structs.KIND_ARRAY | field << structs.DTYPE_SHIFT, field >> 11
+        return structs.KEY_ARRAY | field << structs.DTYPE_SHIFT, field >> 11
     known = find(runtime, descr_address)
     if known == 0:
         return 0, structs.STATUS_UNKNOWN_DTYPE
-    if structs.entry_at(known).kind != structs.KIND_DTYPE:
+    if structs.entry_at(known).size == 0:
         return 0, structs.STATUS_NUMBA
-    return structs.KIND_ARRAY | structs.entry_at(known).key << structs.DTYPE_SHIFT, structs.entry_at(known).size
+    return structs.KEY_ARRAY | structs.entry_at(known).key << structs.DTYPE_SHIFT, structs.entry_at(known).size
 
 
 @native

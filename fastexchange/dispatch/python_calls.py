@@ -149,22 +149,22 @@ def numbas_part(context, runtime, args, nargs):
         if entry_address == 0:
             return CANNOT
         entry = structs.entry_at(entry_address)
-        kind = entry.kind
-        if kind == structs.KIND_NUMBA:
+        form = structs.kind_at(entry.kind).form
+        if form == structs.FORM_OTHER:
             if entry.is_typed == 0:
                 return CANNOT
             part = MUST
-        elif kind == structs.KIND_NDARRAY:
+        elif form == structs.FORM_ARRAY:
             if is_in_list or plain_field(runtime, descr_at(ndarray_at(ob).descr)) == 0:  # other items may be tensors
                 return CANNOT
-        elif kind == structs.KIND_TUPLE or kind == structs.KIND_NAMED_TUPLE or kind == structs.KIND_LIST:
+        elif form == structs.FORM_TUPLE or form == structs.FORM_LIST:
             level = pending + ITEMS_BYTES * depth
             if depth == structs.MAX_TUPLE_DEPTH:
                 return CANNOT
             store(level, items)
             store(level + 8, left)
             depth += 1
-            if kind == structs.KIND_LIST:
+            if form == structs.FORM_LIST:
                 if is_in_list or c.PyList_Size(ob) <= 0:
                     return CANNOT
                 part = MUST
@@ -176,10 +176,7 @@ def numbas_part(context, runtime, args, nargs):
                 is_in_list = False
                 items = ob + OB_ITEM
                 left = load(ob + OB_SIZE)
-        elif (
-            not structs.is_scalar_kind(kind) and kind != structs.KIND_NONE and kind != structs.KIND_CONSTANT
-            and kind != structs.KIND_STRING
-        ):  # fmt: skip
+        elif form != structs.FORM_PLAIN:
             return CANNOT
 
 

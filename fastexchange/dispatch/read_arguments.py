@@ -19,7 +19,7 @@ from ..ground.native import call_word, load, native, stack, store
 from . import structs
 from .frame import ARRAY_BYTES
 from .lists import make_list, may_hold_arrays, snapshot_of
-from .readers import begin_reading
+from .reading import begin_reading
 from .type_table import find
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
@@ -46,7 +46,6 @@ def walk(context_address, frame_address, args, nargs, flags):
     begin_reading(context_address, frame, flags)
     is_cuda = context.device_type != CPU
     kind_offset = structs.ENTRY_DEVICE_KIND if is_cuda else structs.ENTRY_KIND
-    reader_offset = structs.ENTRY_DEVICE_READER if is_cuda else structs.ENTRY_READER
     word = frame.words
     array_address = frame.arrays
     key_at = frame.keys
@@ -61,7 +60,7 @@ def walk(context_address, frame_address, args, nargs, flags):
     variadic = context.variadic
     last_type = 0
     entry = 0
-    kind = 0
+    kind_address = 0
     ob = 0
     while True:
         # 1. At the end of a tuple or list, go on with its parent. At the end of the parameters, begin ``*args``, a tuple.
@@ -88,7 +87,7 @@ def walk(context_address, frame_address, args, nargs, flags):
                 break
             variadic = 0
             left = nargs - context.parameter_count
-            store(key_at, structs.KIND_TUPLE | left << structs.SERIAL_SHIFT)
+            store(key_at, structs.KEY_TUPLE | left << structs.SERIAL_SHIFT)
             key_at += 8
             continue
         # 2. Take the next object, and find the kind of its type.
@@ -104,17 +103,17 @@ def walk(context_address, frame_address, args, nargs, flags):
             if entry == 0:
                 status = structs.STATUS_UNKNOWN_TYPE
                 break
-            kind = load(entry + kind_offset)
+            kind_address = load(entry + kind_offset)
         # 3. Read it by the reader of its kind, or begin its items.
-        reader = load(entry + reader_offset)
-        if reader != 0:
-            key = call_word(reader, (ob, entry, frame_address, word, array_address))
+        kind = structs.kind_at(kind_address)
+        if kind.reader != 0:
+            key = call_word(kind.reader, (ob, entry, frame_address, word, array_address))
             if key < 0:
                 status = -key
                 break
             word += 8 * structs.words_of(key)
             array_address += ARRAY_BYTES if structs.has_array(key) else 0
-        elif kind == structs.KIND_TUPLE or kind == structs.KIND_NAMED_TUPLE:
+        elif kind.form == structs.FORM_TUPLE:
             if depth == structs.MAX_TUPLE_DEPTH:
                 status = structs.STATUS_NUMBA
                 break
@@ -125,10 +124,10 @@ def walk(context_address, frame_address, args, nargs, flags):
             depth += 1
             items = ob + OB_ITEM
             left = load(ob + OB_SIZE)
-            key = structs.KIND_TUPLE | left << structs.SERIAL_SHIFT
-            if kind == structs.KIND_NAMED_TUPLE:
-                key = structs.entry_at(entry).key
-        elif kind == structs.KIND_LIST:
+            key = structs.entry_at(entry).key
+            if key == 0:  # no named tuple
+                key = structs.KEY_TUPLE | left << structs.SERIAL_SHIFT
+        elif kind.form == structs.FORM_LIST:
             if lists == frame.snapshot_count:
                 status = structs.STATUS_EXPORT if may_hold_arrays(runtime, ob) else structs.STATUS_NUMBA
                 break
@@ -146,7 +145,7 @@ def walk(context_address, frame_address, args, nargs, flags):
             depth += 1
             items = snapshot + OB_ITEM
             left = load(snapshot + OB_SIZE)
-            key = structs.KIND_LIST
+            key = structs.KEY_LIST
         elif is_cuda:
             status = structs.STATUS_STREAM if structs.entry_at(entry).asks_python != 0 else structs.STATUS_NUMBA
             break

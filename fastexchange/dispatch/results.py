@@ -286,7 +286,8 @@ def finish_array(frame_address, array):
         return array
     target = target_of(frame)
     entry = find(runtime, target) if target != 0 else 0
-    if frame.elements == 0 and (target == 0 or (entry != 0 and structs.entry_at(entry).kind == structs.KIND_NDARRAY)):
+    form = structs.kind_at(structs.entry_at(entry).kind).form if entry != 0 else 0
+    if frame.elements == 0 and (target == 0 or form == structs.FORM_ARRAY):
         return array
     elements = c.PyLong_FromSsize_t(frame.elements)
     if elements == 0:

@@ -15,7 +15,7 @@ from ..ground.numba_internals import DispatcherBase
 from ..ground.once import cached_property, once
 from ..interpreter import is_free_threaded
 from ..producers import ndarray
-from . import exports, frame, inline_cache, lists, read_arguments, readers, rows, take_exports, vectorcall
+from . import exports, frame, inline_cache, lists, read_arguments, rows, take_exports, vectorcall
 from .self_test import calls_as_numba
 from .type_table import TypeTable
 
@@ -89,14 +89,14 @@ class Runtime:
             self._numbas_entry = ffi.new("fx_overload *")
             self._numbas_entry.fast_entry = vectorcall.call_numbas_cached.address
             self.native.numbas_entry = int(ffi.cast("intptr_t", self._numbas_entry))
-            self.add(read_arguments.walk, readers.read_tensor, take_exports.export_managed)
+            self.add(read_arguments.walk, take_exports.export_managed)
             self.add(vectorcall.run, vectorcall.vectorcall_any, vectorcall.leave_row, rows.call_cached, rows.end_call)
-            self.add(rows.read_value, rows.check_tensor, rows.leave_tuple, rows.begin_row, rows.launch_row)
+            self.add(rows.read_value, rows.leave_tuple, rows.begin_row, rows.launch_row)
             self.add(rows.export_row, rows.call_kernel, exports.take_turn_of)
             self.add(frame.release_owner, frame.release_managed, frame.release_both)
 
-    def _derived_fields(self, fields: dict[str, int]) -> dict[str, Any]:
-        return rows.derived_fields(fields) if self.is_native else {}
+    def _derived_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return fields["kind"].native_fields(fields) if self.is_native else {"kind": 0, "device_kind": 0}
 
     def _why_not_native(self) -> str:
         if is_free_threaded():

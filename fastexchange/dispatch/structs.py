@@ -7,29 +7,27 @@ list is one, followed by the key of an array, which all its items are.
 ====  ==================================================================
 bits  meaning
 ====  ==================================================================
-0-7   the kind of the leaf, one of ``KIND_*``
+0-7   what the leaf is, one of ``KEY_*``
 8-31  array, scalar: the dtype (``ground.dtypes.dtype_field``)
 32-39 array: ``ndim``
 40-50 array: ``C_ORDER``, ``F_ORDER``, ``ALIGNED``, ``WRITEABLE``, at the distances that NumPy's flags have
-56-62 array: Numba's class of it, a number that ``producers.buffer`` knows; 0 for plain arrays
+56-62 array: Numba's class of it, a number that ``arguments.buffer`` knows; 0 for plain arrays
 32-63 tuple: its length; named tuple, constant: its serial number
 ====  ==================================================================
 """
 
 from ..ground import dltensor, parameters
-from ..ground.dlpack import COMPLEX
+from ..ground.dlpack import COMPLEX, CPU
 from ..ground.native import native, offset_of, sizeof, struct_at
 from ..producers import ndarray
-from .strings import WORDS as STRING_WORDS
 
 CDEF = """
 /* One thing found by address: a type, or a NumPy dtype object. It never moves, and is used again when the thing has died. */
 typedef struct {
     int64_t address;            /* 0: the thing has died */
-    int64_t kind;               /* KIND_* */
-    int64_t reader;             /* key or -STATUS_* (PyObject *, fx_entry *, fx_frame *, word, fx_array *), see `readers`; or 0 */
-    int64_t row_readers[10];    /* of an fx_row with such a value: `rows.row_readers`, or 0 */
-    int64_t device_kind, device_reader, device_row_readers[10];  /* the same for kernels on a device */
+    int64_t kind;               /* fx_kind * */
+    int64_t device_kind;        /* the same for kernels on a device */
+    int64_t row_readers[10];    /* of an fx_row with such a value, by `inline_cache.place_of` its key; 0: `rows.read_value` */
     int64_t key;                /* the key of a leaf, or for arrays what its type adds to it; dtypes: the dtype field */
     int64_t size;               /* scalars, dtypes: bytes of one element */
     int64_t borrow;             /* dltensor_from_py_object_no_sync, or 0 */
@@ -45,8 +43,19 @@ typedef struct {
     int64_t interface;          /* for launches on a device: `managed` of an array with __cuda_array_interface__, or 0 */
     int64_t is_own_memory;      /* whether its exports show the memory of the tensor's own storage */
     int64_t memory;             /* in an object that may be given other memory while it is exported: its address; 0: none may */
-    int64_t is_typed;           /* KIND_NUMBA: Numba has typed an object of this type, and takes them as they are */
+    int64_t is_typed;           /* FORM_OTHER: Numba has typed an object of this type, and takes them as they are */
 } fx_entry;
+
+/* A kind of argument, see `arguments.kind`: what native code does with such a value. */
+typedef struct {
+    int64_t form;               /* FORM_*: what it is to Numba's dispatcher */
+    int64_t reader;             /* key or -STATUS_* (PyObject *, fx_entry *, fx_frame *, word, fx_array *); 0: see its form */
+    int64_t fill_row;           /* bool (fx_context *, fx_row *, PyObject *), see `inline_cache.expect_value`; or 0 */
+    int64_t mark;               /* word (fx_entry *, PyObject *), see `inline_cache.site_of`; or 0 */
+    int64_t read_shape;         /* int (fx_context *, fx_entry *, PyObject *, shape), see `outputs`; 0: its shape is not read */
+    int64_t exports;            /* EXPORTS_*: whether a call needs an owning export of it */
+    int64_t schema_type;        /* 1 << index in SCHEMA_TYPES: its type in an operator's schema; 0: none */
+} fx_kind;
 
 typedef struct fx_frame fx_frame;
 
@@ -61,11 +70,12 @@ typedef struct {
     int64_t release_both;       /* NRT destructor: both of these */
     int64_t walk;               /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): of `read_arguments` */
     int64_t export_managed;     /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): of `take_exports` */
-    int64_t read_tensor;        /* the reader of tensors by their exports and views: of `readers` */
+    int64_t read_tensor;        /* the reader of tensors by their exports and views: of `arguments.tensors` */
     int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `vectorcall.run`, for the CPU */
     int64_t vectorcall_any;     /* vectorcallfunc of the general path, which makes any call */
     int64_t leave_row;          /* result of the call (fx_frame *, status, position): of `vectorcall` */
-    int64_t end_call, read_value, leave_tuple, check_tensor;         /* of `rows`, by its names */
+    int64_t end_call, read_value, leave_tuple;   /* of `rows`, by its names */
+    int64_t check_tensor;       /* of `arguments.torch_tensors` */
     int64_t begin_row, export_row, launch_row, call_kernel;     /* of `rows`, too */
     int64_t take_turn_of;       /* of `exports` */
     int64_t call_cached;        /* vectorcallfunc with two more arguments, fx_context *, fx_overload *: of cached calls */
@@ -238,7 +248,7 @@ typedef struct {
     int64_t slow_name;          /* PyObject *, name of the method that makes other calls, by PyTorch's dispatcher */
     int64_t count;              /* how many arguments there are, without the outputs */
     int64_t names;              /* PyObject *[count], interned */
-    int64_t kinds;              /* int64_t[count], bits 1 << KIND_*: of which kinds the kernel may get the argument */
+    int64_t kinds;              /* int64_t[count], the schema_type of what the kernel may get for the argument, as bits */
     int64_t tensor_type, parameter_type;        /* PyTypeObject *, torch.Tensor and torch.nn.Parameter */
     int64_t mutated;            /* int64_t[mutated_count], positions of the arguments that the kernel writes to */
     int64_t mutated_count;
@@ -267,33 +277,32 @@ typedef struct {
 } fx_boxed;
 """
 
-# The kind of an entry and, up to KIND_STRING, of a key.
-KIND_ARRAY = 1
-KIND_SCALAR = 2
-KIND_NONE = 3
-KIND_OMITTED = 4
-KIND_TUPLE = 5
-KIND_NAMED_TUPLE = 6
-KIND_CONSTANT = 7  # typed by identity: a jitted function. Its type has an entry, and so has each object
-KIND_LIST = 8  # of arrays that have one type; the key of that follows
-KIND_STRING = 9
-# Kinds of entries only: how the leaf is read.
-KIND_NDARRAY = 16  # NumPy's struct
-KIND_EXCHANGE = 17  # a borrowed view through the type's exchange table
-KIND_MANAGED = 18  # an owning export through the type's exchange table
-KIND_FLOAT = 19  # the first kind of scalar
-KIND_INT = 20
-KIND_BOOL = 21
-KIND_COMPLEX = 22
-KIND_NUMPY_SCALAR = 23
-KIND_NUMPY_COMPLEX64 = 24
-KIND_NUMPY_COMPLEX128 = 25  # the last
-KIND_NUMBA = 26  # only Numba's own dispatcher reads it
-KIND_DTYPE = 27  # a NumPy dtype object, not a type
-KIND_VIEW = 28  # a device array, not a type: its entry shows it
+# What a leaf is, in its key.
+KEY_ARRAY = 1
+KEY_SCALAR = 2
+KEY_NONE = 3
+KEY_OMITTED = 4
+KEY_TUPLE = 5
+KEY_NAMED_TUPLE = 6
+KEY_CONSTANT = 7  # typed by identity: a jitted function
+KEY_LIST = 8  # of arrays that have one type; the key of that follows
+KEY_STRING = 9
 
-TENSOR_KINDS = (KIND_NDARRAY, KIND_EXCHANGE, KIND_MANAGED)
-TUPLE_KINDS = (KIND_TUPLE, KIND_NAMED_TUPLE)
+# What a value is to Numba's dispatcher.
+FORM_PLAIN = 1  # it takes it as it is
+FORM_ARRAY = 2  # and this, if it has its dtype
+FORM_BUFFER = 3  # and this, as an array
+FORM_TENSOR = 4  # it gets a NumPy view
+FORM_TUPLE = 5  # of such values
+FORM_LIST = 6
+FORM_OTHER = 7  # only it can read it, or refuse it
+FORM_OMITTED = 8
+
+EXPORTS_NEVER, EXPORTS_IF_OWNING, EXPORTS_ALWAYS = 0, 1, 2
+SCHEMA_TYPES = "Tensor", "Tensor[]", "float", "SymInt", "bool", "None"
+SCHEMA_TENSOR, SCHEMA_TENSORS, SCHEMA_FLOAT, SCHEMA_INT, SCHEMA_BOOL, SCHEMA_NONE = (
+    1 << i for i in range(len(SCHEMA_TYPES))
+)
 
 DTYPE_SHIFT, NDIM_SHIFT, SERIAL_SHIFT = 8, 32, 32
 FLAGS_SHIFT = 40
@@ -351,13 +360,13 @@ MAX_TUPLE_DEPTH = parameters.MAX_TUPLE_DEPTH
 RESULT_BYTES = 4096
 MAX_DEVICES = 64
 
+STRING_WORDS = 7  # Numba's string struct and the memory block: see `arguments.strings`
 ARRAY_HEAD_WORDS = 5  # Numba's array struct: meminfo, parent, number of items, item size, data; then shape, strides
 
 GUARD_SIZE = sizeof("fx_guard")
-ENTRY_KIND, ENTRY_READER, ENTRY_DEVICE_KIND, ENTRY_DEVICE_READER = (
-    offset_of("fx_entry", name) for name in ("kind", "reader", "device_kind", "device_reader")
-)
+ENTRY_KIND, ENTRY_DEVICE_KIND = offset_of("fx_entry", "kind"), offset_of("fx_entry", "device_kind")
 entry_at = struct_at("fx_entry")
+kind_at = struct_at("fx_kind")
 guard_at = struct_at("fx_guard")
 torch_queries_at = struct_at("fx_torch_queries")
 runtime_at = struct_at("fx_runtime")
@@ -377,38 +386,44 @@ boxed_at = struct_at("fx_boxed")
 
 
 @native
-def is_scalar_kind(kind):
-    """Whether a KIND_* of an entry is one of Python's or NumPy's numbers. Python calls it, too."""
-    return KIND_FLOAT <= kind and kind <= KIND_NUMPY_COMPLEX128
+def kind_of(context, entry):
+    """The ``fx_kind`` of the values of a type, as a kernel reads them."""
+    return kind_at(entry.kind if context.device_type == CPU else entry.device_kind)
+
+
+@native
+def is_tensor(kind):
+    """Whether values of a kind are arrays to a kernel."""
+    return FORM_ARRAY <= kind.form and kind.form <= FORM_TENSOR
 
 
 @native
 def is_tuple(key):
     """Whether a key is a tuple's, whose items' keys follow."""
-    return key & 0xFF == KIND_TUPLE or key & 0xFF == KIND_NAMED_TUPLE
+    return key & 0xFF == KEY_TUPLE or key & 0xFF == KEY_NAMED_TUPLE
 
 
 @native
 def is_array(key):
     """Whether a key is an array's."""
-    return key & 0xFF == KIND_ARRAY
+    return key & 0xFF == KEY_ARRAY
 
 
 @native
 def words_of(key):
     """The number of words of a value with this key. Python calls it, too."""
     kind = key & 0xFF
-    if kind == KIND_ARRAY:
+    if kind == KEY_ARRAY:
         return ARRAY_HEAD_WORDS + 2 * (key >> NDIM_SHIFT & 0xFF)
-    if kind == KIND_STRING:
+    if kind == KEY_STRING:
         return STRING_WORDS
-    if kind == KIND_SCALAR:
+    if kind == KEY_SCALAR:
         return 2 if key >> DTYPE_SHIFT & 0xFF == COMPLEX else 1
-    has_none = key & 0xFF == KIND_OMITTED or key & 0xFF == KIND_TUPLE or key & 0xFF == KIND_NAMED_TUPLE
+    has_none = key & 0xFF == KEY_OMITTED or key & 0xFF == KEY_TUPLE or key & 0xFF == KEY_NAMED_TUPLE
     return 0 if has_none else 1
 
 
 @native
 def has_array(key):
     """Whether a value with this key has a memory block: an array, or a string. Python calls it, too."""
-    return key & 0xFF == KIND_ARRAY or key & 0xFF == KIND_STRING
+    return key & 0xFF == KEY_ARRAY or key & 0xFF == KEY_STRING

@@ -64,20 +64,17 @@ def export_managed(context_address, frame_address, args, nargs, flags):
                 status = structs.STATUS_UNKNOWN_TYPE
                 break
             entry = structs.entry_at(at)
-            kind = entry.kind
-            is_interface = False
-            if context.device_type != CPU:
-                kind = entry.device_kind
-                is_interface = kind == structs.KIND_MANAGED and entry.interface != 0
-                if kind == structs.KIND_NUMBA and entry.asks_python != 0:
-                    status = structs.STATUS_STREAM  # its Python code has to be told the stream
-                    break
+            kind = structs.kind_of(context, entry)
+            is_cuda = context.device_type != CPU
+            if is_cuda and kind.form == structs.FORM_OTHER and entry.asks_python != 0:
+                status = structs.STATUS_STREAM  # its Python code has to be told the stream
+                break
             if is_exported(context, entry, flags):
                 if made == frame.export_count:  # not made in an earlier round with a frame that was too small
                     if made == frame.export_capacity:
                         status = structs.STATUS_GROW
                         break
-                    begin_export(frame, ob, is_interface)
+                    begin_export(frame, ob, is_cuda and entry.interface != 0)
                 export = structs.export_at(frame.exports + EXPORT_BYTES * made)
                 made += 1
                 if export.managed == 0:
@@ -88,7 +85,7 @@ def export_managed(context_address, frame_address, args, nargs, flags):
                         status = take_turn(context, entry, export, turn, flags)
                         exported += turn != STORAGES
                     is_waiting |= has_turn(entry, BY_PYTORCH)
-            elif kind == structs.KIND_TUPLE or kind == structs.KIND_NAMED_TUPLE:
+            elif kind.form == structs.FORM_TUPLE:
                 if depth == structs.MAX_TUPLE_DEPTH:
                     status = structs.STATUS_NUMBA
                     break
@@ -97,7 +94,7 @@ def export_managed(context_address, frame_address, args, nargs, flags):
                 depth += 1
                 items = ob + OB_ITEM
                 left = load(ob + OB_SIZE)
-            elif kind == structs.KIND_LIST:
+            elif kind.form == structs.FORM_LIST:
                 if depth == structs.MAX_TUPLE_DEPTH or (lists == frame.snapshot_count and not may_hold_arrays(runtime, ob)):
                     status = structs.STATUS_NUMBA
                     break

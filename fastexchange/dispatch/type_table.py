@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from .._abi import ffi
 from ..ground.native import address_of, load, native
 from ..ground.once import forkable_lock
-from .structs import KIND_CONSTANT, KIND_DTYPE, KIND_VIEW
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 divided by the golden ratio, as a signed word
 FREE, REMOVED = 0, 1
@@ -40,10 +39,9 @@ def find(runtime, address):
         slot = (slot + 1) & mask
 
 
-def _use_of(fields: dict[str, Any]) -> object:
-    """What an ``fx_entry`` with these fields can be used for again. No cache entry refers to that of a constant or a dtype."""
-    is_type = fields["kind"] not in (KIND_VIEW, KIND_DTYPE) and not (fields["kind"] == KIND_CONSTANT and fields.get("key"))
-    return tuple(sorted(fields.items())) if is_type else "object"
+def _use_of(thing, fields: dict[str, Any]) -> object:
+    """What the ``fx_entry`` of `thing`, with these fields, can be used for again. Cache entries refer to those of types only."""
+    return tuple(sorted(fields.items())) if issubclass(type(thing), type) else "object"
 
 
 class _Used(NamedTuple):
@@ -69,7 +67,7 @@ class TypeTable:
         """`derived`: returns further fields of an ``fx_entry`` with given fields."""
         self._runtime, self._derived = runtime, derived
         self._lock = forkable_lock()
-        self._fields: dict[int, dict[str, int]] = {}
+        self._fields: dict[int, dict[str, Any]] = {}
         self._holders: dict[int, object] = {}
         self._kept: dict[int, object] = {}
         self._entries: dict[int, _Used] = {}
@@ -83,8 +81,8 @@ class TypeTable:
     def __contains__(self, thing) -> bool:
         return id(thing) in self._fields
 
-    def add(self, thing, holder=None, **fields: int) -> None:
-        """File the type or constant `thing` until it dies. `holder` is kept alive until then."""
+    def add(self, thing, holder=None, **fields: Any) -> None:
+        """File the type or object `thing` until it dies. `holder` is kept alive until then. The field ``kind`` is a Kind."""
         address = id(thing)
         table = weakref.ref(self)
 
@@ -94,10 +92,11 @@ class TypeTable:
                 self.remove(address)
 
         every = fields | self._derived(fields)  # not under the lock, which a garbage collection may want: it loads native code
+        use = _use_of(thing, every)
         with self._lock:
             if address not in self._fields:
                 self._holders[address] = (weakref.ref(thing, forget), holder)
-                self._insert(address, fields, every)
+                self._insert(address, fields, every, use)
 
     def find_again(self, thing) -> None:
         """Insert `thing` again if it is filed but native code does not find it: Ctrl-C may have interrupted the insertion."""
@@ -106,9 +105,9 @@ class TypeTable:
         every = fields | self._derived(fields)
         with self._lock:
             if id(thing) in self._fields and self._slots[self._slot(self._slots, id(thing))] != id(thing):
-                self._insert(id(thing), fields, every)
+                self._insert(id(thing), fields, every, _use_of(thing, every))
 
-    def add_kept(self, thing, **fields: int) -> None:
+    def add_kept(self, thing, **fields: Any) -> None:
         """File a dtype object, and keep it alive until :data:`DTYPES_KEPT` others have been filed."""
         every = fields | self._derived(fields)
         with self._lock:
@@ -117,9 +116,9 @@ class TypeTable:
             if len(self._kept) >= self.DTYPES_KEPT:
                 self.remove(next(iter(self._kept)))
             self._kept[id(thing)] = thing
-            self._insert(id(thing), fields, every)
+            self._insert(id(thing), fields, every, _use_of(thing, every))
 
-    def update(self, thing, **fields: int) -> None:
+    def update(self, thing, **fields: Any) -> None:
         """Change fields of `thing`'s entry."""
         changed = self._fields[id(thing)] | fields
         every = changed | self._derived(changed)
@@ -127,11 +126,11 @@ class TypeTable:
             self._fields[id(thing)].update(fields)
             self._fill(self._entries[id(thing)].entry, every)
 
-    def fields(self, thing) -> dict[str, int]:
+    def fields(self, thing) -> dict[str, Any]:
         """The fields of `thing`'s ``fx_entry``."""
         return self._fields[id(thing)]
 
-    def get(self, thing) -> dict[str, int] | None:
+    def get(self, thing) -> dict[str, Any] | None:
         """The fields of `thing`'s ``fx_entry``; None if it has none."""
         return self._fields.get(id(thing))
 
@@ -146,16 +145,15 @@ class TypeTable:
             holder, kept = self._holders.pop(address, None), self._kept.pop(address, None)
         del holder, kept  # outside of the lock: their destructors may run any code
 
-    def remove_kind(self, kind: int) -> None:
-        """Remove all entries of a KIND_*."""
+    def remove_kind(self, kind) -> None:
+        """Remove all entries of a Kind."""
         with self._lock:
             addresses = [address for address, fields in self._fields.items() if fields.get("kind") == kind]
         for address in addresses:
             self.remove(address)
 
-    def _insert(self, address: int, fields: dict[str, int], every: dict[str, Any]) -> None:
+    def _insert(self, address: int, fields: dict[str, Any], every: dict[str, Any], use: object) -> None:
         if address not in self._entries:
-            use = _use_of(every)
             unused = self._unused.get(use)
             entry = unused.pop() if unused else ffi.new("fx_entry *")
             ffi.memmove(entry, bytes(ffi.sizeof("fx_entry")), ffi.sizeof("fx_entry"))

@@ -38,7 +38,7 @@ from .python_calls import (
     refuse,
     refuse_launch,
 )
-from .readers import DRY_RUN
+from .reading import DRY_RUN
 
 
 @native
@@ -96,7 +96,7 @@ def run_by(launch, context_address, args, nargs, flags, state):
         elif structs.overload_at(at).trampoline == 0:
             status = structs.STATUS_NUMBA
         else:
-            chosen = find_cached(context, runtime, at, args, frame.entries)
+            chosen = find_cached(context_address, runtime, at, args, frame.entries)
             entry = chosen if chosen != at else 0
             status, result = launch(context_address, frame_address, at, args, load(state + LAUNCHER))
     release(runtime, frame)

@@ -10,6 +10,9 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from .._abi import ffi
+from ..arguments import buffer, dunder
+from ..arguments.discovery import discover, exports_itself, learn_type
+from ..arguments.ndarrays import NDARRAY, is_masked_array
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
 from ..ground import dtype_registry
@@ -20,9 +23,9 @@ from ..ground.dtypes import bits_of, storage_of
 from ..ground.native import address_of
 from ..ground.pythonapi import Py_DecRef
 from ..ground.safe_repr import type_name
-from ..producers import buffer, capsules, dunder, numpy_table, torch
+from ..producers import numpy_table, torch
 from ..producers.ndarray import dtype_of
-from .discovery import discover, exports_itself, is_masked_array, learn_type
+from . import capsules
 from .errors import add_note, device_name, status_of, wording
 from .no_tensors import advice_for
 
@@ -280,7 +283,7 @@ def known(cls: type) -> dict[str, int]:
     learn_type(cls)
     entries = runtime().entries
     fields = entries.fields(cls)
-    if fields["kind"] == structs.KIND_NDARRAY and not fields.get("managed"):
+    if fields["kind"] is NDARRAY and not fields.get("managed"):
         table = numpy_table.exchange_table()
         made = {}
         if table is not None and cls is np.ndarray:

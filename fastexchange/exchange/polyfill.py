@@ -8,13 +8,15 @@ import gc
 import numpy as np
 
 from .._abi import ffi
+from ..arguments import dunder
+from ..arguments.discovery import discover
+from ..arguments.ndarrays import NDARRAY
+from ..arguments.tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, lent, own_table
 from ..ground.cpython import CapsuleType
 from ..ground.once import for_ever, forkable_lock, once
 from ..ground.pythonapi import PyCapsule_New, PyType_Modified
 from ..ground.safe_repr import shown, type_name
-from ..producers import dunder, numpy_table
-from .discovery import PATH_NDARRAY, discover
-from .tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, lent, own_table
+from ..producers import numpy_table
 
 __all__ = ["exchange_api", "polyfill", "unpolyfill"]
 
@@ -67,7 +69,7 @@ def exchange_api(cls: type, /):
     found = discover(cls)
     notes += [note for note in found.notes if note not in notes]
     overrides = getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__
-    if found.path == PATH_NDARRAY and not overrides:
+    if found.kind is NDARRAY and not overrides:
         capsule = _numpy_capsule()
         if capsule is not None:
             return capsule

@@ -6,9 +6,9 @@ method.
 
 from numba import types
 
+from ..arguments.tensors import is_writeable
 from ..dispatch import structs
 from ..dispatch.python_calls import call_method
-from ..dispatch.readers import is_writeable
 from ..dispatch.torch_guard import is_odd, is_short
 from ..dispatch.type_table import find
 from ..ground import cpython as c
@@ -92,7 +92,10 @@ def transfer(state, ob, to):
         return 0, False
     to_object = structs.entry_at(target).to_object
     takes_all = structs.entry_at(target).takes_all
-    if structs.entry_at(target).guard == 0 and structs.entry_at(target).kind != structs.KIND_NDARRAY:
+    if (
+        structs.entry_at(target).guard == 0
+        and structs.kind_at(structs.entry_at(target).kind).form != structs.FORM_ARRAY
+    ):
         return 0, False  # another function may have consumed the export before it failed: only Python can tell
     guard = structs.entry_at(source).guard
     is_own_memory = structs.entry_at(source).is_own_memory != 0

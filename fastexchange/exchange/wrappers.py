@@ -1,9 +1,10 @@
-"""Resolve wrappers to the tensors that they wrap. The native code of ``producers.forwarded`` calls this."""
+"""Resolve wrappers to the tensors that they wrap. The native code of ``arguments.forwarded`` calls this."""
 
+from ..arguments import dunder
+from ..arguments.tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
 from ..ground.safe_repr import type_name
-from ..producers import dunder, torch
+from ..producers import torch
 from .export import exporter_of
-from .tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
 
 MAX_WRAPPERS = 8
 """The most wrappers inside one another."""

@@ -7,6 +7,7 @@ helpers are inlined across files; Python's ABI, the versions of Numba and llvmli
 """
 
 import contextlib
+import importlib
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ from .passing import reraise_passing
 from .shipped import shipped_code
 from .sources import ROOT, is_known, source_stamp
 
-__all__ = ["CFunction", "CodeCache", "CodeUnit", "cfunction", "code_cache"]
+__all__ = ["CFunction", "CodeCache", "CodeUnit", "Library", "cfunction", "code_cache"]
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -169,26 +170,26 @@ class CodeCache:
         refused = [f"{folder.path} is not used: {folder.why_not_trusted}" for folder in self.folders if folder.why_not_trusted]
         return "; ".join(refused) or "no folder for it can be written: set NUMBA_CACHE_DIR to one"
 
-    def get(self, key: tuple, build, module: str, persist: bool = True):
+    def get(self, key: tuple, build, *modules: str, persist: bool = True):
         """Return the address of the function `key`, and the extra data stored with it: see :meth:`all_of`."""
-        (address,), extra = self.all_of(key, build, module, persist)
+        (address,), extra = self.all_of(key, build, *modules, persist=persist)
         return address, extra
 
     @global_compiler_lock
-    def all_of(self, key: tuple, build, module: str, persist: bool = True):
+    def all_of(self, key: tuple, build, *modules: str, persist: bool = True):
         """Return the addresses of the functions of the library `key`, and the extra data stored with it.
 
         `build`: called without arguments if there is no machine code for the key; returns ``(library, symbols, extra)``, with a
-        finalised library that has kept its object code. `module`: the module of this package whose sources, with those of its
+        finalised library that has kept its object code. `modules`: those of this package whose sources, with those of their
         imports, determine the code. ``persist=False``: do not cache on disk, because the key's ``repr`` does not identify the
         code in another process.
         """
         known = self._libraries.get(key)
         if known is None:
-            persist = persist and is_known(module)  # else the key would not have its sources
+            persist = persist and all(map(is_known, modules))  # else the key would not have its sources
             known = self._load_shipped(key) if persist else None
             if known is None:
-                full_key = self._full_key(key, module) if persist else ""
+                full_key = self._full_key(key, *modules) if persist else ""
                 known = self._loaded_or_built(key, full_key, build) if persist else self._build(key, "", build)[0]
             self._libraries[key] = known
         return known[1:]
@@ -211,9 +212,9 @@ class CodeCache:
                 self.folders[-1].save(name, key, "right")
         return ""
 
-    def _full_key(self, key: tuple, module: str) -> str:
+    def _full_key(self, key: tuple, *modules: str) -> str:
         depends_on = numba_code.native_code_depends_on(), numba_code.machine_depends_on()
-        return repr((key, source_stamp(module), depends_on))
+        return repr((key, source_stamp(*modules), depends_on))
 
     def _load_shipped(self, key: tuple):
         state = shipped_code().functions.get(key[1:]) if key[0] == "function" else None
@@ -275,17 +276,32 @@ def _name_of(key: tuple) -> str:
 code_cache = CodeCache()
 
 
+class Library(list):
+    """C functions whose code lies together, compiled or loaded at once.
+
+    LLVM puts each library on pages of its own: functions of a call that all begin a page would displace each other in the
+    processor's cache.
+    """
+
+    def __init__(self, *modules: str):
+        """`modules`: those whose import defines all functions that are not defined beside the library."""
+        self._modules = modules
+
+    def complete(self) -> "Library":
+        """The library with all its functions."""
+        for module in self._modules:
+            importlib.import_module(module)
+        return self
+
+
 class CFunction:
     """A C function in this package's dialect. It is compiled, or loaded from the cache, when its address is first read.
 
     Numba compiles the body. The C entry point is made here, not by ``numba.cfunc``, whose wrapper prevents inlining of the body
     (1.5 ns a call) and prints exceptions, which these functions never raise.
-
-    Functions that belong `together` are in one library, and are compiled or loaded at once. LLVM puts each library on pages of
-    its own: functions of a call that all begin a page would displace each other in the processor's cache.
     """
 
-    def __init__(self, python_function, result, arguments, together: list["CFunction"], constants=()):
+    def __init__(self, python_function, result, arguments, together: Library, constants=()):
         self._python_function = python_function
         self._result, self._arguments = result, tuple(arguments)
         self._address = 0
@@ -301,6 +317,11 @@ class CFunction:
         return self is self._together[0]
 
     @property
+    def modules(self) -> list[str]:
+        """The modules that have functions of its library."""
+        return sorted({function.key[0] for function in self._together.complete()})
+
+    @property
     def address(self) -> int:
         """The address of the C function in this process. It never changes."""
         if not self._address:
@@ -309,20 +330,21 @@ class CFunction:
                 self._by_numba = numba.cfunc(signature, error_model="numpy")(self._python_function)
                 self._address = self._by_numba.address or 0
                 return self._address
+            together = self._together.complete()
             numba_internals.initialize_runtime()  # LLVM ends the process if it does not find a function of Numba's runtime
-            first = self._together[0]
-            module = first.key[0]
+            first = together[0]
             get = claiming(code_cache.all_of)
             key = ("function", *first.key)
-            addresses, _ = get(key, first.compile, module, persist=module.startswith(f"{_PACKAGE}."))
-            for function, found in zip(self._together, addresses, strict=True):
+            persist = first.key[0].startswith(f"{_PACKAGE}.")
+            addresses, _ = get(key, first.compile, *self.modules, persist=persist)
+            for function, found in zip(together, addresses, strict=True):
                 function._address = found
         return self._address
 
     def compile(self):
         """Compile the library that the function is the first of. Returns ``(library, symbols, None)``."""
         units: list[CodeUnit] = []
-        for function in self._together:
+        for function in self._together.complete():
             units.append(function._unit(units[0] if units else None))
         return units[0].finish(None, tuple(units[1:]))
 
@@ -349,14 +371,14 @@ class CFunction:
         return unit
 
 
-def cfunction(result, *arguments, together: list[CFunction] | None = None, constants: tuple = ()):
+def cfunction(result, *arguments, together: Library | None = None, constants: tuple = ()):
     """Decorator: a C function with this signature (Numba types), compiled on first use and cached on disk.
 
-    `together`: the list of the functions whose code lies together, to which the function is added. `constants`: what the
+    `together`: the library to which the function is added; None: it has one of its own. `constants`: what the
     function's closure has, on which its machine code depends besides the sources.
     """
 
     def decorated(python_function):
-        return CFunction(python_function, result, arguments, [] if together is None else together, constants)
+        return CFunction(python_function, result, arguments, Library() if together is None else together, constants)
 
     return decorated

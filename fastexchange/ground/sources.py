@@ -114,9 +114,9 @@ def _imports_of(module: str) -> frozenset[str]:
     return frozenset(found - {_PACKAGE})
 
 
-def _modules_with(module: str) -> set[str]:
-    """A module and all modules of this package that its import imports."""
-    pending, modules = [module], {module}
+def _modules_with(*given: str) -> set[str]:
+    """Modules and all modules of this package that their imports import."""
+    pending, modules = list(given), set(given)
     while pending:
         new = _imports_of(pending.pop()) - modules
         modules |= new
@@ -124,15 +124,15 @@ def _modules_with(module: str) -> set[str]:
     return modules
 
 
-def source_files(module: str) -> dict[str, Path]:
-    """The files on which the machine code of a module of this package depends, by the names of their modules."""
-    return {name: _files()[name] for name in _modules_with(module)}
+def source_files(*modules: str) -> dict[str, Path]:
+    """The files on which the machine code of modules of this package depends, by the names of their modules."""
+    return {name: _files()[name] for name in _modules_with(*modules)}
 
 
 @functools.cache
-def source_stamp(module: str) -> str:
-    """A digest of a module and of all that its import imports; "" if it is not known: nothing is cached on disk then."""
-    if not is_known(module):
+def source_stamp(*modules: str) -> str:
+    """A digest of modules and of all that their imports import; "" if one is not known: nothing is cached on disk then."""
+    if not all(map(is_known, modules)):
         return ""
-    told = [f"{name} {digest_of(name)[0]}" for name in sorted(_modules_with(module))]
+    told = [f"{name} {digest_of(name)[0]}" for name in sorted(_modules_with(*modules))]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()

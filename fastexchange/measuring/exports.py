@@ -11,17 +11,20 @@ from typing import NamedTuple
 from numba import types
 
 from .._abi import ffi
+from ..arguments import forwarded
+from ..arguments.buffer import PyBUF_STRIDED_RO_FORMAT, PyBuffer_Release, PyObject_GetBuffer
+from ..arguments.discovery import fields_of, learn_type
+from ..arguments.dunder import DUNDER
+from ..arguments.torch_tensors import TENSOR
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
 from ..exchange import wrappers
-from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, discover, learn_type
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.dlpack import VERSION
 from ..ground.dltensor import DL_TENSOR_WORDS, delete_managed
 from ..ground.native import address_of, call_int, load, native, sizeof, stack, store
-from ..producers import forwarded, torch_offsets
-from ..producers.buffer import PyBUF_STRIDED_RO_FORMAT, PyBuffer_Release, PyObject_GetBuffer
+from ..producers import torch_offsets
 from .timing import Statement
 
 __all__ = ["statements_of"]
@@ -87,25 +90,25 @@ def _leaf(tensor, needs_owning_exports: bool) -> "_Leaf | None":
     cls = type(tensor)
     learn_type(cls, tensor)
     fields = runtime().entries.fields(cls)
-    if discover(cls, tensor).path == PATH_BUFFER:
+    if fields["kind"].form == structs.FORM_BUFFER:
         return _Leaf(_BUFFER, tensor, 0)
     function = fields.get("managed", 0)
     if function == forwarded.managed_tensor_from_py_object_no_sync.address:  # the producer is the wrapped tensor
         found = wrappers.resolve(tensor)
         return _Leaf(_OWN, *found) if found else None
-    if discover(cls, tensor).path == PATH_DUNDER:
+    if fields["kind"] is DUNDER:
         return None
-    if fields["kind"] == structs.KIND_EXCHANGE and not needs_owning_exports and fields.get("borrow"):
+    if fields["kind"].exports == structs.EXPORTS_IF_OWNING and not needs_owning_exports and fields.get("borrow"):
         return _Leaf(_BORROW, tensor, fields["borrow"])
     return _Leaf(_OWN, tensor, function)
 
 
 def _is_exported(value, is_read: bool) -> bool:
     """Whether a producer exports `value`. NumPy arrays are read in place, and so are PyTorch's tensors if `is_read`."""
-    fields = runtime().entries.get(type(value)) or discover(type(value), value).entry
-    if fields["kind"] == structs.KIND_EXCHANGE and fields.get("guard") and is_read:
+    kind = fields_of(type(value))["kind"]
+    if kind is TENSOR and is_read:
         return not (torch_offsets.guard().knows_views and value.device.type == "cpu" and torch_offsets.guard().reads(value))
-    return fields["kind"] in (structs.KIND_EXCHANGE, structs.KIND_MANAGED)
+    return kind.exports != structs.EXPORTS_NEVER
 
 
 def _dunder_statement(tensors: list) -> Statement:

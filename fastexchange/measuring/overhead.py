@@ -6,9 +6,9 @@ from typing import Any
 import numba
 import numpy as np
 
+from ..arguments.kind import OTHER
 from ..calls.explain import explain
 from ..calls.kernel import FastKernel
-from ..exchange.discovery import PATH_NUMBA
 from ..ground.safe_repr import shown, type_name
 from . import files
 from .alternatives import alternatives as other_ways
@@ -233,7 +233,7 @@ def _report(call: Call, trial: Trial, timings: Timings, slow: list[float], ways:
         total = (times["some", step.longer] - times["some", step.shorter]) * (1 / (len(step.longer) - len(step.shorter)))
         exports = [samples for key, samples in times.items() if key[:2] == ("export", i)]
         export = sum(exports[1:], exports[0]) if exports and not call.is_for_numba else None
-        path = PATH_NUMBA if call.is_for_numba else explanation.path
+        path = OTHER.path if call.is_for_numba else explanation.path
         costs.append(ArgumentCost(name, i, type_name(type(value)), types[name], path, explanation.reasons, total, export))
     passing = times.get("passing", times["empty"])
     keywords = passing - times["by position"] if "by position" in times else None

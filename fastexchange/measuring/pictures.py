@@ -7,7 +7,7 @@ A bar is divided by who takes the time; the legend names only those in the bars.
 import html as escaping
 from typing import TYPE_CHECKING, Any
 
-from ..exchange.discovery import PATH_NUMBA
+from ..arguments.kind import OTHER
 from . import figures
 from .timing import Samples
 
@@ -24,7 +24,7 @@ OTHER_COLOUR = "#b8b8b8"
 
 def bars(report: "OverheadReport") -> list[list[tuple[str, float]]]:
     """For each part of the call, in order: who takes how many nanoseconds. Empty for a part that is not measurable."""
-    is_numba = any(argument.path == PATH_NUMBA for argument in report.arguments)
+    is_numba = any(argument.path == OTHER.path for argument in report.arguments)
     return [_divided(part, is_numba) for part in report.parts]
 
 

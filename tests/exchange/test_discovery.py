@@ -15,8 +15,8 @@ from made_producers import Dunder, Tabled, WithMethods, tabled_type, tabled_type
 from oracle import type_and_message
 
 from fastexchange import explain, fast_args
+from fastexchange.arguments.discovery import discover
 from fastexchange.dispatch.runtime import runtime
-from fastexchange.exchange.discovery import discover
 
 
 @fast_args

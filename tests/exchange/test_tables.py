@@ -14,8 +14,8 @@ from made_producers import Tabled
 from oracle import references_kept, type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
-from fastexchange.exchange.discovery import discover
-from fastexchange.producers import paddle as paddle_producer
+from fastexchange.arguments import paddle as paddle_producer
+from fastexchange.arguments.discovery import discover
 
 needs_paddle = pytest.mark.skipif(paddle is None, reason="PaddlePaddle is not installed")
 needs_views = pytest.mark.skipif(StridedMemoryView is None, reason="cuda.core is not installed")

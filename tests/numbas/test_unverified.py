@@ -15,18 +15,19 @@ from forked import needs_fork
 from other_ways import run_changed
 
 from fastexchange._abi import ffi
+from fastexchange.arguments import buffer
 from fastexchange.ground import cpython
 from fastexchange.ground.readable import checked_address, is_readable
-from fastexchange.producers import buffer, ndarray, numpy_table
+from fastexchange.producers import ndarray, numpy_table
 
 CHANGED = """
 import sys
 from types import SimpleNamespace
 from fastexchange._abi import ffi
-from fastexchange.dispatch import lists, runtime, strings
-from fastexchange.exchange import discovery
+from fastexchange.arguments import buffer, numbers, strings
+from fastexchange.dispatch import lists, runtime
 from fastexchange.ground import cpython
-from fastexchange.producers import buffer, ndarray
+from fastexchange.producers import ndarray
 exec(sys.argv[2])
 import numpy as np
 from array import array
@@ -56,7 +57,7 @@ LAYOUTS = [  # what is read lies elsewhere than it does in this interpreter
     {"meminfo": "moved = lambda kind, at: ffi.cast(kind, at + 8 if kind == 'intptr_t *' else at)\n"
                 "runtime.ffi = SimpleNamespace(cast=moved, new=ffi.new, callback=ffi.callback)"},
     {"float": "cpython._double = lambda at: 0.0", "complex": "cpython.OB_FVAL -= 8",
-     "float32": "discovery.NUMPY_SCALAR_VALUE -= 8"},
+     "float32": "numbers.NUMPY_SCALAR_VALUE -= 8"},
     {"ndarray": "moved = lambda kind, at: ffi.cast(kind, at + 8 * isinstance(at, int))\n"
                 "ndarray.ffi = SimpleNamespace(cast=moved, sizeof=ffi.sizeof)",
      "list": "lists.ITEMS += 8",

@@ -17,8 +17,8 @@ from numba.core.typing.context import BaseContext as TypingContext
 from numba.extending import overload
 
 from fastexchange import accelerate, decelerate, explain, fast_args
+from fastexchange.arguments import strings
 from fastexchange.calls.dependencies import dependencies
-from fastexchange.dispatch import strings
 from fastexchange.ground import numba_internals
 
 TOUCHES = {

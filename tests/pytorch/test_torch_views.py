@@ -291,7 +291,7 @@ def test_readers_come_with_the_package_or_are_compiled_for_other_offsets(inline_
     assert fork_python(f"""
         import torch, fastexchange
         from cache_entries import cache_entries
-        from fastexchange.dispatch import rows
+        from fastexchange.arguments import torch_tensors
         from fastexchange.producers import torch_offsets
         torch_offsets.guard()._set(inline_ndim={inline_ndim})
         kernel = fastexchange.fast_args(lambda x: (x.ndim, x.sum()))
@@ -299,7 +299,7 @@ def test_readers_come_with_the_package_or_are_compiled_for_other_offsets(inline_
             for _ in range(3):
                 assert kernel(tensor) == (tensor.ndim, tensor.numel())
         used = {{entry.rows[0].reader for entry in cache_entries(kernel)}}
-        shipped = {{reader.address for reader in rows.TENSOR_READERS}}
+        shipped = {{reader.address for reader in torch_tensors._SHIPPED}}
         print(used <= shipped, not used & shipped, kernel.counts().slow)
     """).stdout.startswith("True False" if inline_ndim == 5 else "False True")
 

@@ -11,13 +11,13 @@ import ctypes
 from numba import types
 
 from .._abi import ffi
+from ..arguments.dunder import LEGACY_DL_TENSOR
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, delete_managed, managed_at
 from ..ground.native import call_word, cstring, load, native, sizeof, stack, store, struct_at
 from ..ground.once import for_ever
 from ..ground.pythonapi import PyCapsule_New, PyMem_RawFree
-from .dunder import LEGACY_DL_TENSOR
 
 CDEF = """
 /* A managed tensor that owns another one, and notes the call of its deleter. */

@@ -14,6 +14,7 @@ import numpy as np
 from numba import typeof, types
 
 from .._abi import ffi
+from ..dispatch import structs
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT
@@ -23,7 +24,9 @@ from ..ground.numba_internals import class_of_buffer
 from ..ground.once import once
 from ..ground.pythonapi import PyType_GetSlot, prototype
 from ..ground.readable import is_readable
-from .numpy_table import buffer_error, is_gil_lost, numpy_state, set_delete_buffer
+from ..producers.numpy_table import buffer_error, is_gil_lost, numpy_state, set_delete_buffer
+from .kind import Discovery
+from .tensors import exported
 
 __all__ = ["CLASSES", "is_buffer_type", "managed_tensor_from_py_object_no_sync", "numba_class", "prepare"]
 
@@ -291,3 +294,21 @@ def _reads_as_declared(buffer, view: memoryview) -> bool:
         ffi.string(buffer.format, 2).decode("latin-1"), tuple(buffer.shape[i] for i in range(view.ndim)),
         tuple(buffer.strides[i] for i in range(view.ndim)), bytes(ffi.buffer(buffer.buf, 1)),
     ) == (view.format, view.shape, view.strides, view.tobytes()[:1])  # fmt: skip
+
+
+_BUFFER = exported("buffer", "its buffer is taken for the call", structs.FORM_BUFFER)
+
+
+def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
+    """A type with the buffer protocol and no faster path."""
+    if not is_buffer_type(cls):
+        return None
+    if not prepare():
+        notes.append("the layout of Py_buffer is not as expected")
+        return None
+    notes.append("it has the buffer protocol only: each call takes its buffer")
+    fields = {
+        "managed": managed_tensor_from_py_object_no_sync.address, "key": numba_class(cls) << structs.CLASS_SHIFT,
+        "memory": memory_of(cls),
+    }  # fmt: skip
+    return Discovery(_BUFFER, fields, notes)

@@ -18,11 +18,11 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import function_of
 from ..ground.dlpack import VERSION
 from ..ground.native import address_of, call_int, call_word, global_address, load, native
-from .python_side import python_side
+from ..producers.python_side import python_side
 
 __all__ = ["dltensor_from_py_object_no_sync", "is_tensor_type", "managed_tensor_from_py_object_no_sync", "stands_before"]
 
-python_items = python_side("fastexchange.producers.paddle")
+python_items = python_side("fastexchange.arguments.paddle")
 
 
 @native

@@ -11,7 +11,10 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import OB_ITEM
 from ..ground.native import call_int, global_address, load, native
-from .python_side import python_side
+from ..producers.python_side import python_side
+from .kind import Discovery
+from .tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type
+from .tensors import MEANING, PATH, exported
 
 python_items = python_side("fastexchange.exchange.wrappers")  # imported with the first such object
 
@@ -40,3 +43,18 @@ def export(py_object, out):
 def managed_tensor_from_py_object_no_sync(py_object, out):
     """:data:`export` as a function for an exchange table."""
     return export(py_object, out)
+
+
+_FORWARDED = exported(PATH, MEANING, is_read_on_device=False)
+
+
+def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
+    """A wrapper around a tensor whose type has an exchange table."""
+    if not is_wrapper_type(cls) and (instance is None or not is_wrapper(instance)):
+        return None
+    notes.append(
+        f"its {EXCHANGE_ATTRIBUTE} is no PyCapsule named {CAPSULE_NAME.decode()!r} but another object: each call exports that "
+        "object, or calls __dlpack__ if that object has no exchange table"
+    )
+    managed = managed_tensor_from_py_object_no_sync.address
+    return Discovery(_FORWARDED, {"managed": managed, "asks_python": 1}, notes)

@@ -15,7 +15,10 @@ from ..ground.dlpack import VERSION
 from ..ground.dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, READONLY, READONLY_IS_ASSUMED, managed_at
 from ..ground.native import call_word, cstring, global_address, load, native, offset_of, stack, store, struct_at
 from ..ground.once import once
-from .python_side import python_side
+from ..producers.python_side import python_side
+from .kind import Discovery
+from .tables import EXCHANGE_ATTRIBUTE
+from .tensors import exported
 
 legacy_at = struct_at("DLManagedTensor")
 LEGACY_DL_TENSOR = offset_of("DLManagedTensor", "dl_tensor")
@@ -48,7 +51,7 @@ def wrap_legacy(legacy, deleter):
     return at
 
 
-python_items = python_side("fastexchange.producers.dunder")
+python_items = python_side("fastexchange.arguments.dunder")
 
 
 @native
@@ -152,7 +155,7 @@ def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
 @once
 def exchange_table():
     """The ``DLPackExchangeAPI *`` for all types with ``__dlpack__`` and without a table. It is never freed."""
-    from . import numpy_table
+    from ..producers import numpy_table
 
     table = ffi.new("DLPackExchangeAPI *")
     table.header.version.major, table.header.version.minor = VERSION
@@ -163,3 +166,18 @@ def exchange_table():
         name = function.__name__.removeprefix("lent_")
         setattr(table, name, ffi.cast(ffi.typeof(getattr(table, name)), function.address))
     return table
+
+
+DUNDER = exported("dunder", "its __dlpack__ is called", is_read_on_device=False)
+
+
+def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
+    """A type with ``__dlpack__`` and ``__dlpack_device__``."""
+    if not hasattr(cls, "__dlpack__"):
+        return None
+    if not hasattr(cls, "__dlpack_device__"):
+        notes.append("it has __dlpack__ but no __dlpack_device__")
+        return None
+    if not notes:
+        notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
+    return Discovery(DUNDER, {"managed": managed_tensor_from_py_object_no_sync.address, "asks_python": 1}, notes)

@@ -10,7 +10,8 @@ from ..ground.cpython import CapsuleType
 from ..ground.dlpack import VERSION
 from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid
 from ..ground.safe_repr import shown
-from ..producers import paddle, torch
+from ..producers import torch
+from . import paddle
 
 __all__ = ["CAPSULE_NAME", "EXCHANGE_ATTRIBUTE", "OwnTable", "is_wrapper", "is_wrapper_type", "lent", "own_table"]
 

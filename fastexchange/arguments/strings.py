@@ -11,10 +11,13 @@ import functools
 import llvmlite.binding
 from numba import types
 
+from ..dispatch import structs
+from ..dispatch.reading import has_no_room, note_array
 from ..ground.native import external, native, store
 from ..ground.numba_internals import fields_of, has_representation, load_representations, size_of
+from .kind import Discovery, Kind, reader
+from .numbers import MEANING, PATH
 
-WORDS = 7
 MEMINFO = 40  # the offset of the memory block
 _EXTRACT = "numba_extract_unicode"
 numba_extract_unicode = external(_EXTRACT, *[types.intp] * 6)
@@ -37,6 +40,35 @@ def read_characters(ob, at):
     return data != 0
 
 
+@reader
+def read_string(ob, entry, frame, word, array):
+    """A str. Raises MemoryError."""
+    if has_no_room(structs.frame_at(frame), word, structs.STRING_WORDS):
+        return -structs.STATUS_GROW
+    if not read_characters(ob, word):
+        return -structs.STATUS_ERROR
+    note_array(array, ob + structs.ORIGIN_STRING, word + MEMINFO)
+    return structs.KEY_STRING
+
+
+_STRING = Kind(PATH, MEANING, structs.FORM_PLAIN, read_string)
+
+
+def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
+    """The type ``str``, but not its subclasses."""
+    if cls is not str:
+        return None
+    if not verify():
+        notes.append("the layout of str is not as expected")
+        return None
+    return Discovery(_STRING)
+
+
+def string_type(key: int, decoding) -> types.Type:
+    """The Numba type of a string."""
+    return types.unicode_type
+
+
 @functools.cache  # without a lock of its own, which would be held while Numba's is taken
 def verify() -> bool:
     """Whether Numba's function and struct are as declared here. Asked with the first string, for which Numba loads much."""
@@ -45,7 +77,7 @@ def verify() -> bool:
         return False
     address = llvmlite.binding.address_of_symbol(_EXTRACT)
     names = [name for name, _ in fields_of(types.unicode_type)]
-    if not address or names != _FIELDS or size_of(types.unicode_type) != 8 * (WORDS - 1):
+    if not address or names != _FIELDS or size_of(types.unicode_type) != 8 * (structs.STRING_WORDS - 1):
         return False
     extract = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, *[ctypes.c_void_p] * 4)(address)
     return all(_is_read(extract, *each) for each in _TEXTS)

@@ -33,13 +33,14 @@ from ..ground.native import address_of, global_address, load, native
 from ..ground.once import once
 from ..ground.passing import reraise_passing
 from ..ground.pythonapi import PyCapsule_GetPointer
-from ..producers import dunder, forwarded, torch
+from ..producers import torch
 from ..producers.python_side import python_side
 from ..producers.torch_offsets import GRAD_ALLOWED, guard
+from . import dunder, forwarded
 
 __all__ = ["is_usable", "managed_tensor_from_py_object_no_sync"]
 
-python_items = python_side("fastexchange.exchange.torch_capsule")
+python_items = python_side("fastexchange.arguments.torch_capsule")
 
 
 @native

@@ -1,0 +1,115 @@
+"""The description of a kind of argument, which native code, discovery, ``explain`` and Numba's dispatcher interpret.
+
+A file of a kind has a :class:`Kind`, its native readers, and ``find(cls, notes, instance)``: how instances of a type become
+arguments of this kind, a :class:`Discovery`, or None for a type of another kind. ``discovery.KINDS`` has the order.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from numba import types
+
+from .._abi import ffi
+from ..dispatch import structs
+from ..ground.cfunction import CFunction, cfunction
+from ..ground.native import address_of
+
+__all__ = ["Discovery", "Kind", "reader"]
+
+MEANINGS: dict[str, str] = {}
+"""What ``explain`` says of each path."""
+PLACES = 10
+"""Of row readers: see ``dispatch.inline_cache.place_of``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A kind of argument. Native code has an ``fx_kind`` of it."""
+
+    path: str
+    """What ``explain`` calls it; several kinds share a path."""
+    meaning: str
+    """What ``explain`` says of the path."""
+    form: int
+    """One of ``structs.FORM_*``: what such a value is to Numba's dispatcher."""
+    reader: CFunction | None = None
+    """Reads a value into its key and its words: see :func:`reader`. None: its items are read, or only Numba can read it."""
+    row_readers: Callable[[dict[str, Any]], tuple[CFunction, ...]] = lambda fields: ()
+    """From the fields of a type's ``fx_entry`` to quicker readers of its values in cached calls, see ``dispatch.rows``.
+
+    One, or :data:`PLACES` of them, by rank and order; none: ``rows.read_value`` calls `reader`.
+    """
+    fill_row: CFunction | None = None
+    """``int (fx_context *, fx_row *, PyObject *)``: completes the row of a value: see ``dispatch.inline_cache.expect_value``."""
+    mark: CFunction | None = None
+    """``word (fx_entry *, PyObject *)``: what tells values of one type apart: see ``dispatch.inline_cache.site_of``."""
+    read_shape: CFunction | None = None
+    """``word (fx_context *, fx_entry *, PyObject *, shape)``: reads a tensor's shape: see ``dispatch.outputs.read_shape``."""
+    exports: int = structs.EXPORTS_NEVER
+    """One of ``structs.EXPORTS_*``: whether a call needs an owning export of a value."""
+    schema_type: str = ""
+    """Its type in an operator's schema, one of ``structs.SCHEMA_TYPES``; "": PyTorch converts it first, or refuses it."""
+    is_read_on_device: bool = False
+    """Whether native code reads it for kernels on a device, too; if not, their own package does. A type may have another kind."""
+    items: Callable[[Any], Iterable] = lambda value: ()
+    """From a value to those of its items that have kinds of their own; of a list only the first."""
+    learn: Callable[[Any], bool] | None = None
+    """Files what native code needs to read a value besides its type. Returns whether that was unknown."""
+
+    def __post_init__(self):
+        MEANINGS[self.path] = self.meaning
+
+    @functools.cached_property
+    def native(self):
+        """The ``fx_kind``. Loads the native functions."""
+        functions = {name: getattr(self, name) for name in ("reader", "fill_row", "mark", "read_shape")}
+        addresses = {name: function.address for name, function in functions.items() if function is not None}
+        schema_type = 1 << structs.SCHEMA_TYPES.index(self.schema_type) if self.schema_type else 0
+        return ffi.new(
+            "fx_kind *", {"form": self.form, "exports": self.exports, "schema_type": schema_type, **addresses}
+        )  # fmt: skip
+
+    def native_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of an ``fx_entry`` that follow from the kind and the other `fields`."""
+        readers = tuple(function.address for function in self.row_readers(fields)) or (0,)
+        on_device = fields.get("device_kind") or (self if self.is_read_on_device else OTHER)
+        return {
+            "kind": address_of(self.native), "device_kind": address_of(on_device.native),
+            "row_readers": readers * (PLACES // len(readers)),
+        }  # fmt: skip
+
+
+@dataclass
+class Discovery:
+    """How instances of a type become kernel arguments."""
+
+    kind: Kind
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the type's ``fx_entry``."""
+    notes: list[str] = field(default_factory=list)
+    """Why there is no faster path."""
+    holder: object = None
+    """The capsule, which has to live as long as the type."""
+    source: str = ""
+    """What gives the views if there are several ways: a key of ``torch_offsets.SOURCES``."""
+
+    @property
+    def path(self) -> str:
+        """What ``explain`` calls the way into a kernel."""
+        return self.kind.path
+
+
+def reader(function) -> CFunction:
+    """Decorator: the native function that reads a value of a kind.
+
+    It gets the object, the ``fx_entry`` of its type, the call's frame, the address of its first word, and its ``fx_array``. It
+    writes the words, and returns the key, or ``-STATUS_*``. The general path files the key (``dispatch.read_arguments``); a
+    cached call compares it with that of its row (``dispatch.rows``).
+    """
+    return cfunction(types.intp, *[types.intp] * 5)(function)
+
+
+OTHER = Kind("numba", "Numba's own dispatcher makes the call", structs.FORM_OTHER)
+"""Values that only Numba's dispatcher can read, or refuse; on a device the kernel's own package."""
