@@ -3,7 +3,7 @@
 Start at :func:`fast_args` in ``api``. The way of one argument: ``calls.kernel`` (what is called), ``dispatch.vectorcall`` (the
 native call), ``dispatch.rows`` (a cached call, from the arguments into the kernel and out again) or
 ``dispatch.read_arguments`` (reading the arguments of any other call) and ``dispatch.trampoline`` (into the kernel);
-``calls.resolve`` and ``exchange.discovery`` for what is met for the first time, ``calls.fallback`` for what is left to Numba;
+``calls.resolve`` and ``arguments.discovery`` for what is met for the first time, ``calls.fallback`` for what is left to Numba;
 ``ground.dlpack``, ``ground.cpython`` and ``ground.native`` are what all stands on. CONTRIBUTING shows the house.
 """
 

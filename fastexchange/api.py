@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import sys
 import warnings
 from types import FunctionType
 from typing import Any
@@ -163,8 +162,6 @@ _NO_FUNCTIONS = staticmethod, classmethod, property, functools.cached_property
 
 def _cuda_target_of(func):
     """Return the package whose dispatcher for CUDA `func` is, or None. Imports none of these packages."""
-    if not ("numba.cuda.dispatcher" in sys.modules or "numba_cuda_mlir.descriptor" in sys.modules):
-        return None
     from .cuda.targets import target_of
 
     return target_of(func)

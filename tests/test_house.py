@@ -122,3 +122,12 @@ def test_no_variadic_function_is_called():
     called = [name for text in TEXTS.values() for name in re.findall(r"\b(?:external|prototype)\(\s*\"(\w+)\"", text)]
     assert len(called) > 60 and not [name for name in called if VARIADIC.match(name)]
     assert all(map(VARIADIC.match, ("PyObject_CallFunctionObjArgs", "PyErr_Format", "Py_BuildValue", "PyArg_ParseTuple")))
+
+
+def test_a_kind_of_argument_is_named_where_it_is_described_and_hardly_elsewhere():
+    """What a kind is to native code, to Numba or to an operator is said by its fields; a name in an ``if`` is a second description."""
+    rooms = [name for name in TEXTS if name.startswith("arguments.")]
+    kinds = {kind for name in rooms for kind in re.findall(r"^([A-Z_]+) = (?:Kind|exported|_kind)\(", TEXTS[name], re.MULTILINE)}
+    named = {kind: [name for name in TEXTS if name not in rooms and re.search(rf"\b{kind}\b", TEXTS[name])] for kind in kinds}
+    allowed = {"OTHER": 6, "DUNDER": 3}  # what nothing else takes; what only Python asks
+    assert len(kinds) >= 8 and not [(kind, names) for kind, names in named.items() if len(names) > allowed.get(kind, 2)]

@@ -11,11 +11,11 @@ from ..arguments.decoding import UnknownDtype, field_of, numba_types
 from ..arguments.discovery import discover
 from ..arguments.dunder import DUNDER
 from ..arguments.kind import MEANINGS, OTHER
+from ..arguments.others import advice_for
 from ..dispatch import structs
 from ..dispatch.reading import DRY_RUN
 from ..dispatch.runtime import runtime
 from ..exchange.errors import elements_named, refuse_elements, why_narrow, why_not_computed
-from ..exchange.no_tensors import advice_for
 from ..ground.dlpack import field_of_type
 from ..ground.dtypes import bits_of, dtype_field, element_of, is_computed
 from ..ground.numba_internals import CPUDispatcher, can_compile, declared_signature

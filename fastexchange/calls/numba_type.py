@@ -8,10 +8,10 @@ from numba.core.errors import TypingError
 
 from ..arguments.discovery import discover, exports_itself, learn_type
 from ..arguments.kind import OTHER, Kind
+from ..arguments.others import advice_for
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
 from ..exchange.errors import argument
-from ..exchange.no_tensors import advice_for
 from ..ground.numba_internals import type_of_argument
 from ..ground.passing import reraise_passing
 from ..ground.safe_repr import type_name

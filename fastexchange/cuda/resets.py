@@ -14,10 +14,11 @@ from .._abi import ffi
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
 from .kinds import VIEW
+from .targets import modules_of_packages
 
 __all__ = ["count", "forget", "forget_all", "is_stale", "retire_at_reset", "unload_at_reset", "watch"]
 
-_DEVICES = ("numba.cuda.cudadrv.devices", "numba_cuda_mlir.numba_cuda.cudadrv.devices")
+_DEVICES = modules_of_packages("devices")
 _KEY = "fastexchange"
 _contexts: weakref.WeakSet = weakref.WeakSet()
 _launchers: weakref.WeakSet = weakref.WeakSet()

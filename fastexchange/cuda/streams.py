@@ -21,6 +21,7 @@ from ..ground.native import address_of
 from ..ground.safe_repr import shown
 from . import structs
 from .driver import CudaError, Driver, driver
+from .targets import modules_of_packages
 
 __all__ = [
     "DEFAULT_STREAMS", "default_stream", "explicit_handle", "handle_of", "in_order", "is_same_stream", "stream_of_producer",
@@ -30,7 +31,7 @@ _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_in
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD
 DEFAULT_STREAMS = (0, structs.LEGACY_STREAM, _PER_THREAD)
 """The ``CUstream`` handles that every context has."""
-_NUMBAS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
+_NUMBAS = modules_of_packages("driver")
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from .._abi import ffi
 from ..arguments import buffer, dunder
 from ..arguments.discovery import discover, exports_itself, learn_type
 from ..arguments.ndarrays import NDARRAY, is_masked_array
+from ..arguments.others import advice_for
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
 from ..ground import dtype_registry
@@ -27,7 +28,6 @@ from ..producers import numpy_table, torch
 from ..producers.ndarray import dtype_of
 from . import capsules
 from .errors import add_note, device_name, status_of, wording
-from .no_tensors import advice_for
 
 __all__ = ["Export", "export_of", "exporter_of", "exporter_of_another", "is_exportable", "known", "numpy_view"]
 

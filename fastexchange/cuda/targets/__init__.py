@@ -1,4 +1,7 @@
-"""The packages that compile CUDA kernels, in one file each. To add one, implement :class:`Target` and :class:`Compiled`."""
+"""The packages that compile CUDA kernels, in one file each.
+
+To add one, implement :class:`Target` and :class:`Compiled`, and list it in :data:`PACKAGES`.
+"""
 
 import functools
 import sys
@@ -12,7 +15,10 @@ from ...ground.dlpack import DLDataTypeCode, field_of_type
 from ...ground.dtypes import element_of, field_to_numba
 from ...ground.half.formats import Format
 
-__all__ = ["BFLOAT16", "Compiled", "Parameter", "Target", "TargetBase", "is_device_array", "is_of_package", "target_of"]
+__all__ = [
+    "BFLOAT16", "Compiled", "Parameter", "Target", "TargetBase", "is_device_array", "is_of_package", "modules_of_packages",
+    "target_of",
+]  # fmt: skip
 
 
 BFLOAT16 = field_of_type(DLDataTypeCode.kDLBfloat, 16)
@@ -119,18 +125,33 @@ class TargetBase:
         context.resolve_value_type = resolve_value_type
 
 
-_CLASSES = {
-    ("numba.cuda.dispatcher", "CUDADispatcher"): "numba_cuda",
-    ("numba_cuda_mlir.descriptor", "MLIRDispatcher"): "numba_cuda_mlir",
-}
+class Package(NamedTuple):
+    """Where a package has what is used of it before, or without, its import. All its names stand here."""
+
+    module: str
+    """The file here that has its ``target()``."""
+    dispatchers: str
+    dispatcher: str
+    """The module and the name of the class of its dispatchers."""
+    cudadrv: str
+    """The package with its modules ``driver``, ``devices`` and ``devicearray``."""
+
+
+PACKAGES = (
+    Package("numba_cuda", "numba.cuda.dispatcher", "CUDADispatcher", "numba.cuda.cudadrv"),
+    Package("numba_cuda_mlir", "numba_cuda_mlir.descriptor", "MLIRDispatcher", "numba_cuda_mlir.numba_cuda.cudadrv"),
+)
+
+
+def modules_of_packages(name: str) -> tuple[str, ...]:
+    """The full names of the packages' modules `name` in ``cudadrv``."""
+    return tuple(f"{package.cudadrv}.{name}" for package in PACKAGES)
 
 
 def is_device_array(value: Any) -> bool:
     """Whether `value` is exactly a package's device array. Subclasses may have their memory elsewhere."""
     cls = type(value)
-    return cls.__name__ == "DeviceNDArray" and cls.__module__ in (
-        "numba.cuda.cudadrv.devicearray", "numba_cuda_mlir.numba_cuda.cudadrv.devicearray",
-    )  # fmt: skip
+    return cls.__name__ == "DeviceNDArray" and cls.__module__ in modules_of_packages("devicearray")
 
 
 def is_of_package(cls: type) -> bool:
@@ -140,8 +161,8 @@ def is_of_package(cls: type) -> bool:
 
 def target_of(function: Any) -> Target | None:
     """The package whose dispatcher `function` is, or None. Imports no package."""
-    for (module, name), room in _CLASSES.items():
-        cls = getattr(sys.modules.get(module), name, None)
+    for package in PACKAGES:
+        cls = getattr(sys.modules.get(package.dispatchers), package.dispatcher, None)
         if cls is not None and isinstance(function, cls):
-            return import_module(f".{room}", __name__).target()
+            return import_module(f".{package.module}", __name__).target()
     return None
