@@ -125,7 +125,7 @@ def test_no_variadic_function_is_called():
 
 
 def test_a_kind_of_argument_is_named_where_it_is_described_and_hardly_elsewhere():
-    """What a kind is to native code, to Numba or to an operator is said by its fields; a name in an ``if`` is a second description."""
+    """What a kind is to native code, to Numba or to an operator, its fields say; an ``if`` with its name is a second description."""
     rooms = [name for name in TEXTS if name.startswith("arguments.")]
     kinds = {kind for name in rooms for kind in re.findall(r"^([A-Z_]+) = (?:Kind|exported|_kind)\(", TEXTS[name], re.MULTILINE)}
     named = {kind: [name for name in TEXTS if name not in rooms and re.search(rf"\b{kind}\b", TEXTS[name])] for kind in kinds}

@@ -19,7 +19,7 @@ from . import (
 )  # fmt: skip
 from .kind import Discovery
 
-__all__ = ["discover", "exports_itself", "fields_of", "learn", "learn_type"]
+__all__ = ["compare", "discover", "exports_itself", "fields_of", "learn", "learn_type"]
 
 _FIND = (
     numbers.find, nothing.find, strings.find, others.find_typed, ndarrays.find, sequences.find, functions.find,
@@ -71,6 +71,13 @@ def learn_type(cls: type, instance=None) -> bool:
     found = discover(cls, instance)
     entries.add(cls, found.holder, **_fields(found))
     return True
+
+
+def compare(value) -> None:
+    """Let the kind of a value, whose type is filed, compare how native code reads it with what its framework tells."""
+    kind = fields_of(type(value))["kind"]
+    if kind.compare is not None:
+        kind.compare(value)
 
 
 def learn(value) -> bool:

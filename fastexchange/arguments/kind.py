@@ -57,6 +57,8 @@ class Kind:
     """From a value to those of its items that have kinds of their own; of a list only the first."""
     learn: Callable[[Any], bool] | None = None
     """Files what native code needs to read a value besides its type. Returns whether that was unknown."""
+    compare: Callable[[Any], None] | None = None
+    """Compares what native code reads with what the framework tells, before code for such a value is called."""
 
     def __post_init__(self):
         MEANINGS[self.path] = self.meaning

@@ -10,7 +10,7 @@ from ..ground.cpython import CapsuleType
 from ..ground.dlpack import VERSION
 from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid
 from ..ground.safe_repr import shown
-from ..producers import torch
+from ..producers.framework import framework_of_type
 from . import paddle
 
 __all__ = ["CAPSULE_NAME", "EXCHANGE_ATTRIBUTE", "OwnTable", "is_wrapper", "is_wrapper_type", "lent", "own_table"]
@@ -102,8 +102,8 @@ def own_table(cls: type, notes: list[str]) -> OwnTable | None:
         attribute = OLDER_ATTRIBUTE
     if capsule is None or is_wrapper_type(cls):
         return None
-    if torch.is_tensor_type(cls) and torch.overrides_functions(cls):
-        notes.append("its __torch_function__ intercepts __dlpack__: each call calls __dlpack__")
+    if why := framework_of_type(cls).why_no_table(cls):
+        notes.append(why)
         return None
     capsule_at, dunder_at = _defining_class(cls, attribute), _defining_class(cls, "__dlpack__")
     if capsule_at is not None and dunder_at is not None and dunder_at < capsule_at:

@@ -274,9 +274,20 @@ def _row_readers(fields: dict[str, Any]) -> tuple[CFunction, ...]:
     return row_readers(Offsets(*(getattr(guard, name) for name in OFFSETS))) if guard.ndim else ()
 
 
+def compare_memory(value) -> None:
+    """Compare how native code reads a tensor of PyTorch in memory with what PyTorch tells, before code for its like is called.
+
+    Once they differ, no tensor is read in memory, and the types are learnt anew. Tensors on a GPU are read there once one of them
+    has been as PyTorch tells.
+    """
+    if torch_offsets.guard().is_wrong_about(value):
+        torch_offsets.guard().distrust()
+        runtime().entries.remove_kind(TENSOR)
+
+
 TENSOR = Kind(
     PATH, MEANING, structs.FORM_TENSOR, read_torch, _row_readers, fill_tensor_row, mark_tensor, read_tensor_shape,
-    exports=structs.EXPORTS_IF_OWNING, schema_type="Tensor", is_read_on_device=True,
+    exports=structs.EXPORTS_IF_OWNING, schema_type="Tensor", is_read_on_device=True, compare=compare_memory,
 )  # fmt: skip
 
 
@@ -341,14 +352,3 @@ def _guard(cls: type, notes: list[str]) -> int:
         who = "Numba's own dispatcher makes the calls of kernels without the GIL"
         notes.append(f"no C function tells native code of PyTorch's storages, so {who}: {guard.why['queries']}")
     return guard.address_for(cls)
-
-
-def compare_memory(value) -> None:
-    """Compare how native code reads a tensor of PyTorch in memory with what PyTorch tells, before code for its like is called.
-
-    Once they differ, no tensor is read in memory, and the types are learnt anew. Tensors on a GPU are read there once one of them
-    has been as PyTorch tells.
-    """
-    if torch.is_tensor_type(type(value)) and torch_offsets.guard().is_wrong_about(value):
-        torch_offsets.guard().distrust()
-        runtime().entries.remove_kind(TENSOR)

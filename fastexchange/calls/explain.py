@@ -15,12 +15,13 @@ from ..arguments.others import advice_for
 from ..dispatch import structs
 from ..dispatch.reading import DRY_RUN
 from ..dispatch.runtime import runtime
-from ..exchange.errors import elements_named, refuse_elements, why_narrow, why_not_computed
+from ..exchange.errors import elements_named, refuse_elements, why_not_computed
 from ..ground.dlpack import field_of_type
 from ..ground.dtypes import bits_of, dtype_field, element_of, is_computed
 from ..ground.numba_internals import CPUDispatcher, can_compile, declared_signature
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import type_name
+from ..producers.framework import framework_of
 from ..producers.ndarray import dtype_of
 from ..producers.torch import is_tensor
 from ..producers.torch_modes import why_no_modes
@@ -113,7 +114,7 @@ def explain(obj, /) -> Explanation:
 def _explained(obj, depth: int) -> Explanation:
     """:func:`explain`, with items of tuples and lists down to `depth`."""
     explanation = _path_of(obj)
-    why = why_narrow(obj)
+    why = framework_of(obj).why_narrow(obj)
     field = _field_of(obj) if why is None else None
     if field is not None and not is_computed(field):
         why = why_not_computed(field, obj)

@@ -18,9 +18,8 @@ from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
 from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match
 from ..ground.omitted import OMITTED
 from ..ground.parameters import flatten, item_of
-from ..producers import torch, torch_storage
+from ..producers.framework import PLAIN, framework_of
 from ..producers.ndarray import dtype_of
-from ..producers.torch_kinds import why_no_memory
 from .compile_errors import add_call, check_items, raise_named, why_not_compiled, why_not_declared
 from .numba_type import UnknownType, is_tensor_by_itself, let_numba_take, require_numba_type
 from .results import check_argument
@@ -182,7 +181,7 @@ def _take_others(kernel, bound: tuple, views: Views) -> None:
         for at, value in flatten(position, given_value):
             cls = type(value)
             is_simple = value is OMITTED or cls is list or issubclass(cls, (tuple, np.ndarray, *_NUMBERS))
-            if not is_simple and not torch.is_tensor_type(cls):
+            if not is_simple and framework_of(value) is PLAIN:
                 views.taken[id(value)] = as_numba_takes_it(kernel, at, value, views)
 
 
@@ -214,27 +213,26 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
     if cls is int:
         _require_64_bits(kernel, position, value)
     elif kind.form == structs.FORM_TENSOR or is_tensor_by_itself(value, kind):
-        is_torch = torch.is_tensor_type(cls)
-        is_checked = is_torch and not kernel.allows_grad and kernel._native.runtime.is_native and _can_be_viewed(value)
+        framework = framework_of(value)
+        is_native = kernel._native.runtime.is_native
+        is_checked = framework is not PLAIN and not kernel.allows_grad and is_native and _can_be_viewed(value)
         if not is_checked:
             check_tensors(kernel, position, value)
         try:
-            if is_torch:
-                if views is not None:
-                    torch_storage.forbid_resizing(value)
-                detached = value.detach()  # a tensor of our own, which no other code can change
-                if not is_checked:
-                    check_tensors(kernel, position, detached)
-                view = from_dlpack(detached) if is_checked else numpy_view(detached, fields["managed"], kernel.storage)
+            if views is not None:
+                framework.hold_memory(value)
+            detached = framework.detached(value)
+            if is_checked:
+                view = from_dlpack(detached)
             else:
-                view = numpy_view(value, fields.get("managed") or exporter_of_another(value), kernel.storage)
+                check_tensors(kernel, position, detached)
+                view = numpy_view(detached, fields.get("managed") or exporter_of_another(detached), kernel.storage)
             viewed = _as_kernel_has_it(kernel, view)
             return viewed if views is None else views.add(value, view, viewed)
         except NoNumbaType as error:
             why = why_not_computed(error.field, value)
         except Exception as error:
-            known = why_no_memory(value) if is_torch else None
-            why = known or refused(kernel, position, error)
+            why = framework.why_no_memory(value) or refused(kernel, position, error)
         refuse_value(kernel, position, value, why)
     elif kind.form == structs.FORM_TUPLE:
         items = [as_numba_takes_it(kernel, item_of(position, i), item, views) for i, item in enumerate(value)]

@@ -5,7 +5,6 @@ allocate: the kernel gets a NumPy array, which becomes a tensor after the call, 
 """
 
 import ctypes
-import sys
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,7 @@ from ..ground.omitted import OMITTED, Omitted
 from ..ground.parameters import Parameters
 from ..ground.safe_repr import type_name
 from ..ground.shape_notation import Output, Pattern
-from ..producers import torch
-from ..producers.torch_kinds import why_no_memory
+from ..producers.framework import PLAIN, Framework, framework_of
 from .filled import fill, is_debugging, report
 from .results import as_target, tensor_type
 
@@ -187,11 +185,11 @@ def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | Non
 
     Raises TypeError if it is no tensor, and its framework's exceptions.
     """
-    if torch.is_tensor_type(type(value)):
+    framework = framework_of(value)
+    if framework is not PLAIN:
         learn(value)
-        elements = export_of(sys.modules["torch"].empty(0, dtype=value.dtype), what)
-        with elements as export:
-            return _shape_of(value, what), _dtype_of(export)
+        with export_of(framework.elements_of(value), what) as export:
+            return _shape_of(framework, value, what), _dtype_of(export)
     if isinstance(value, np.ndarray):
         learn(value)
         return value.shape, DLDataType.from_dtype(value.dtype) if dtype_registry.key_of(value.dtype) is not None else None
@@ -199,12 +197,12 @@ def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | Non
         return tuple(export.tensor.shape[i] for i in range(export.tensor.ndim)), _dtype_of(export)
 
 
-def _shape_of(tensor, what: str) -> tuple[int, ...]:
-    """The shape of a PyTorch tensor. Raises BufferError for kinds that have none, as nested ones."""
+def _shape_of(framework: Framework, tensor, what: str) -> tuple[int, ...]:
+    """The shape of a tensor. Raises BufferError for kinds that have none, as PyTorch's nested ones."""
     try:
-        return tuple(map(int, tensor.shape))
+        return framework.shape_of(tensor)
     except Exception as error:
-        if (why := why_no_memory(tensor)) is None:
+        if (why := framework.why_no_memory(tensor)) is None:
             raise
         raise BufferError(f"{what}: a {type_name(type(tensor))} cannot be exported: {why}") from error
 

@@ -17,8 +17,7 @@ from numba.core.errors import NumbaError, NumbaPendingDeprecationWarning, Typing
 from .._abi import ffi
 from ..arguments.buffer import is_numba_only
 from ..arguments.decoding import UnknownDtype, numba_types
-from ..arguments.discovery import learn
-from ..arguments.torch_tensors import compare_memory
+from ..arguments.discovery import compare, learn
 from ..dispatch import structs, vectorcall
 from ..dispatch.boxing import UnsupportedEntry
 from ..dispatch.overloads import AGAIN
@@ -30,7 +29,7 @@ from ..ground.native import address_of
 from ..ground.numba_code import runs_python
 from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
 from ..ground.parameters import find_item, flatten
-from ..producers import torch, torch_storage
+from ..producers.framework import framework_of
 from .compile_errors import add_call
 from .fallback import are_numbas, call_numba, copy_of, forget_frames
 from .results import check_argument
@@ -118,7 +117,7 @@ def attempt(kernel, bound: tuple, flags: int, report: Report) -> int:
     except Exception as error:
         if report.status == structs.STATUS_ERROR:
             if isinstance(error, RuntimeError):
-                error = torch.as_dlpack_raises(report.stopped_at, error)
+                error = framework_of(report.stopped_at).as_dlpack_raises(report.stopped_at, error)
             refused(kernel, report.place(bound), error)
         raise
 
@@ -189,7 +188,7 @@ class Resolver:
             elif status == structs.STATUS_UNKNOWN_SHAPE:
                 for position, value in enumerate(self.bound):
                     for _, item in flatten(position, value):
-                        compare_memory(item)
+                        compare(item)
                 if not self.specialise():
                     report.native.status = structs.STATUS_NUMBA
                     return report
@@ -227,7 +226,7 @@ class Resolver:
         kernel, report = self.kernel, self.report
         if status == structs.STATUS_MOVABLE:
             try:
-                torch_storage.forbid_resizing(report.stopped_at)
+                framework_of(report.stopped_at).hold_memory(report.stopped_at)
             except Exception as error:
                 refused(kernel, report.position, error)
         elif status == structs.STATUS_MIXED:

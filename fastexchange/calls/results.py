@@ -28,7 +28,7 @@ from ..ground.native import address_of
 from ..ground.omitted import OMITTED
 from ..ground.once import for_ever, once
 from ..ground.safe_repr import type_name
-from ..producers import torch
+from ..producers.framework import framework_of_type
 from ..producers.ndarray import dtype_of
 
 __all__ = ["CALLED", "as_target", "check_argument", "check_type", "prepare", "reflect"]
@@ -71,7 +71,7 @@ def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 
         return array
     if array.base is None and not array.flags.owndata:
         array = array.copy()
-    if torch.is_tensor_type(cls):
+    if not framework_of_type(cls).takes_all:
         if not array.flags.writeable:
             why = "is readonly, as an argument is whose memory it shows"
         elif any(stride < 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True)):
@@ -111,13 +111,7 @@ _BOX_RESULT = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 4)
 
 def tensor_type(cls: type) -> type:
     """The type of new tensors of the framework of `cls`, a tensor type."""
-    if issubclass(cls, np.ndarray):
-        return np.ndarray
-    if torch.is_tensor_type(cls):
-        import torch as framework
-
-        return framework.Tensor
-    return cls
+    return np.ndarray if issubclass(cls, np.ndarray) else framework_of_type(cls).tensor_type(cls)
 
 
 def check_type(cls: type) -> None:

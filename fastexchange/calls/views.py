@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..producers import torch
+from ..producers.framework import framework_of
 from .results import as_target
 
 __all__ = ["Views"]
@@ -60,7 +60,8 @@ class Views:
             if viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
                 origin = tensor
                 result = result if view.dtype == viewed.dtype else result.view(view.dtype)
-        return torch.with_elements_of(as_target(result, self._target(kernel, bound), kernel.__qualname__), origin)
+        made = as_target(result, self._target(kernel, bound), kernel.__qualname__)
+        return framework_of(made).with_elements_of(made, origin)
 
     def _target(self, kernel, bound: tuple) -> type | None:
         if isinstance(kernel.returns, type):

@@ -21,7 +21,7 @@ from ..ground.dlpack import DLDeviceType
 from ..ground.dtype_registry import key_of
 from ..ground.native import address_of
 from ..ground.safe_repr import shown
-from ..producers import torch
+from ..producers.framework import framework_of
 from . import kinds
 from .array_interface import ArrayInterface, managed_tensor_of_device_array, managed_tensor_of_interface
 from .driver import CudaError, driver
@@ -252,9 +252,7 @@ def for_package(info: ArgumentInfo):
     value = info.value
     if info.kind == TUPLE:
         return tuple_like(value, [for_package(item) for item in info.items])
-    if torch.is_tensor_type(type(value)) and value.requires_grad:
-        return value.detach()
-    return value
+    return framework_of(value).detached(value)
 
 
 def tuple_like(value: tuple, items: list) -> tuple:

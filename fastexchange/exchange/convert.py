@@ -21,7 +21,7 @@ from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.dlpack import CPU, VERSION
 from ..ground.native import address_of
 from ..ground.safe_repr import shown, type_name
-from ..producers import torch
+from ..producers.framework import framework_of_type
 from .errors import device_name, memory_status_of, wording
 from .export import COPIED, PADDED, Export, copy_of, export_of, is_exportable, known, to_numpy
 from .makers import maker
@@ -255,7 +255,7 @@ def _has_table(to: type) -> bool:
 
 def _why_not_shared(export: Export, to: type) -> str:
     """Why the type `to` cannot share this export's memory; "" if it can, or if its framework has to decide."""
-    if torch.is_tensor_type(to) or (_has_table(to) and not known(to)["takes_all"]):
+    if not framework_of_type(to).takes_all or (_has_table(to) and not known(to)["takes_all"]):
         if export.is_readonly:
             return f"{type_name(to)} has no readonly tensors"
         if export.runs_backwards:

@@ -10,8 +10,7 @@ from ..ground.dtypes import FIRST_PARAMETRIC, field_to_dtype, storage_of
 from ..ground.native import address_of
 from ..ground.parameters import flatten, value_at
 from ..ground.safe_repr import type_name
-from ..producers import torch
-from ..producers.torch_kinds import why_no_memory
+from ..producers.framework import PLAIN, framework_of
 
 _OF_CUDA = (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged)
 
@@ -46,27 +45,17 @@ def why_not_computed(field: int, value) -> str:
     name, stored = elements_named(field), storage_of(field)
     is_of_ml_dtypes = name in dtype_registry.ML_DTYPES and field < FIRST_PARAMETRIC
     in_dlpack = f" ({dtype_name(*type_of_field(field))})" if is_of_ml_dtypes else ""
-    is_torch = any(torch.is_tensor_type(type(item)) for _, item in flatten(0, value))
+    frameworks = [framework_of(item) for _, item in flatten(0, value)]
     wider = next((wide for known, wide in _WIDER.items() if name.startswith(known)), None)
     ways = []
     if wider is not None:
-        short = ".float() or " if is_torch and wider == "float32" else ""
-        ways.append(f"convert it ({short}{f'.to(torch.{wider})' if is_torch else f'.astype({wider!r})'})")
+        framework = next((each for each in frameworks if each is not PLAIN), PLAIN)
+        ways.append(f"convert it ({framework.conversion(wider)})")
     if stored is not None:
         ways.append(f"make the kernel with fast_args(storage=True), which gives it their bits as {stored.name}")
     elif field < FIRST_PARAMETRIC and type_of_field(field)[1] < 8:
         return f"Numba cannot compute with its elements, {name}; {_PACKED}"
     return f"Numba cannot compute with its elements, {name}{in_dlpack}; {', or '.join(ways) or 'convert it'}"
-
-
-def why_narrow(tensor) -> str | None:
-    """:func:`why_not_computed` for PyTorch's integers of less than a byte, which it exports as bytes; None for other objects."""
-    name = torch.narrow_elements(tensor)
-    whole = f"{name[:-1]}8" if name else None
-    return name and (
-        f"Numba cannot compute with its elements, {name}; convert it (.view(torch.{whole})), or make the kernel with "
-        f"fast_args(storage=True), which gives it their bits as {whole}"
-    )
 
 
 _WIDER = {
@@ -176,18 +165,18 @@ def argument(kernel, position: int) -> str:
 
 
 def check_tensors(kernel, position: int, value) -> None:
-    """Check by PyTorch that its tensors in `value` are plain, or can be read as plain ones. Raises its refusal otherwise."""
+    """Check by their frameworks that tensors in `value` are plain, or can be read as plain ones. Raises the refusal otherwise."""
     for at, tensor in flatten(position, value):
-        if torch.is_tensor_type(type(tensor)):
-            _check_tensor(kernel, at, tensor)
+        _check_tensor(kernel, at, tensor)
 
 
 def _check_tensor(kernel, position: int, tensor) -> None:
+    framework = framework_of(tensor)
     try:
-        torch.check(tensor, kernel.allows_grad, kernel.storage)
+        framework.check(tensor, kernel.allows_grad, kernel.storage)
         return
     except Exception as error:
-        narrow = None if kernel.storage else why_narrow(tensor)
+        narrow = None if kernel.storage else framework.why_narrow(tensor)
         why = narrow or (str(error) if isinstance(error, BufferError) else None)
         if why is None:
             refused(kernel, position, error)
@@ -197,8 +186,7 @@ def _check_tensor(kernel, position: int, tensor) -> None:
 def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
     """Raise BufferError for the argument at `position`."""
     value = value_at(bound, position)
-    kind = why_no_memory(value) if torch.is_tensor_type(type(value)) else None
-    refuse_value(kernel, position, value, kind or why)
+    refuse_value(kernel, position, value, framework_of(value).why_no_memory(value) or why)
 
 
 def refuse_value(kernel, position: int, value, why: str) -> NoReturn:

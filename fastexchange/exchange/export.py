@@ -24,7 +24,8 @@ from ..ground.dtypes import bits_of, storage_of
 from ..ground.native import address_of
 from ..ground.pythonapi import Py_DecRef
 from ..ground.safe_repr import type_name
-from ..producers import numpy_table, torch
+from ..producers import numpy_table
+from ..producers.framework import framework_of
 from ..producers.ndarray import dtype_of
 from . import capsules
 from .errors import add_note, device_name, status_of, wording
@@ -58,7 +59,7 @@ class Export:
                 self.managed = out[0]
                 self.release()
             if isinstance(error, RuntimeError):
-                raise torch.as_dlpack_raises(tensor, error)  # noqa: B904
+                raise framework_of(tensor).as_dlpack_raises(tensor, error)  # noqa: B904
             raise
         if failed or out[0] == ffi.NULL:
             raise BufferError(f"a {type_name(type(tensor))}: its producer failed to export it and did not say why")
@@ -68,7 +69,7 @@ class Export:
             raise BufferError(wording(structs.STATUS_VERSION, None))
         if self.managed.flags & int(READONLY_IS_ASSUMED):
             self.managed.flags &= ~int(READONLY_IS_ASSUMED)
-            if torch.is_tensor_type(type(tensor)):  # all PyTorch tensors are mutable
+            if framework_of(tensor).is_mutable:
                 self.managed.flags &= ~READONLY
 
     def __enter__(self):
@@ -213,9 +214,9 @@ def export_of(tensor, what: str) -> Export:
         raise BufferError(f"{what}: DLPack has no name for {kind}'s dtype {dtype!r}: {why_not_exported(dtype)}")
     if managed:
         try:
-            if torch.is_tensor_type(cls) and known(cls).get("is_own_memory"):
-                tensor = tensor.detach()  # a tensor of our own, which no other code changes during checks and export
-                torch.check(tensor)
+            if known(cls).get("is_own_memory"):
+                tensor = framework_of(tensor).detached(tensor)  # which no other code changes during checks and export
+                framework_of(tensor).check(tensor)
             return Export(tensor, managed)
         except Exception as error:
             if type(error) is BufferError and managed == buffer.managed_tensor_from_py_object_no_sync.address:
@@ -235,8 +236,8 @@ def exporter_of(tensor) -> int:
     cls = type(tensor)
     learn_type(cls, tensor)
     managed = known(cls).get("managed", 0)
-    if managed and torch.is_tensor_type(cls):
-        torch.check(tensor)
+    if managed:
+        framework_of(tensor).check(tensor)
     return managed
 
 

@@ -12,7 +12,7 @@ from .._abi import ffi
 from ..ground.native import address_of
 from ..ground.pythonapi import PyCapsule_SetName
 from ..ground.safe_repr import type_name
-from ..producers import torch
+from ..producers.framework import framework_of_type
 from .errors import device_name, dtype_name
 from .export import Export, known, to_numpy
 
@@ -27,7 +27,7 @@ def maker(what: str, to: type, is_exact: bool = True):
     to_object = known(to).get("to_object", 0)
     own = None if to_object else _own_from_dlpack(what, to)
     is_immutable = to.__module__.partition(".")[0] in _IMMUTABLE
-    ignores_offset = own is not None and torch.is_tensor_type(to)  # PyTorch's from_dlpack, before version 2.10
+    ignores_offset = own is not None and framework_of_type(to).ignores_offset
 
     def make(export: Export):
         dtype, device = export.tensor.dtype, export.tensor.device

@@ -1,6 +1,7 @@
 """Resolve wrappers to the tensors that they wrap. The native code of ``arguments.forwarded`` calls this."""
 
 from ..arguments import dunder
+from ..arguments.others import advice_for
 from ..arguments.tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
 from ..ground.safe_repr import type_name
 from ..producers import torch
@@ -17,11 +18,8 @@ def resolve(wrapper):
         torch.check_storage(wrapper)
         return (wrapper.detach(), dunder.managed_tensor_from_py_object_no_sync.address) if wrapper.requires_grad else None
     found = _innermost(wrapper)
-    if found is None and torch.is_fx_proxy(wrapper):
-        raise TypeError(
-            "it is a Proxy, by which torch.fx.symbolic_trace records operators: call the kernel as one, as_torch_op(), or from a "
-            "function that torch.fx.wrap names"
-        )
+    if found is None and (advice := advice_for(wrapper)):
+        raise TypeError(advice)
     if found is None and not hasattr(type(wrapper), "__dlpack__"):
         raise TypeError(
             f"the {EXCHANGE_ATTRIBUTE} of this {type_name(type(wrapper))} leads to no object whose type has a PyCapsule named "

@@ -12,7 +12,7 @@ from ..calls.kernel import FastKernel
 from ..exchange.convert import from_dlpack
 from ..ground.dlpack import VERSION
 from ..ground.numba_internals import plain_dispatcher
-from ..producers import torch
+from ..producers.framework import framework_of
 from .timing import Statement
 
 __all__ = ["alternatives"]
@@ -35,11 +35,7 @@ def _tensors_by_dlpack(value) -> str:
 
 
 def _by_numpy(value) -> str:
-    return "{}.numpy()" if _is_torch(value) else _tensors_by_dlpack(value)
-
-
-def _by_detach_and_numpy(value) -> str:
-    return "{}.detach().numpy()" if _is_torch(value) else _tensors_by_dlpack(value)
+    return framework_of(value).numpy_expression(value) or _tensors_by_dlpack(value)
 
 
 def _tensors(value, name: str) -> Iterator[str]:
@@ -49,10 +45,6 @@ def _tensors(value, name: str) -> Iterator[str]:
             yield from _tensors(item, f"{name}[{i}]")
     elif _has_dlpack(value):
         yield name
-
-
-def _is_torch(value) -> bool:
-    return torch.is_tensor_type(type(value))
 
 
 def _has_dlpack(value) -> bool:
@@ -68,7 +60,7 @@ def _view(value):
         return [_view(item) for item in value]
     if isinstance(value, np.ndarray) or not _has_dlpack(value):
         return value
-    return from_dlpack(value.detach() if _is_torch(value) else value)
+    return from_dlpack(framework_of(value).detached(value))
 
 
 def alternatives(
@@ -98,11 +90,10 @@ def alternatives(
     ways: list[tuple[str, Callable[[], Statement]]] = []
     if is_complete:
         ways.append(("plain @njit, NumPy views made beforehand", with_views))
-        if any(map(_is_torch, values)):
-            needs_detach = any(_is_torch(value) and value.requires_grad for value in values)
-            form = _by_detach_and_numpy if needs_detach else _by_numpy
-            label = "x.detach().numpy()" if needs_detach else "x.numpy()"
-            ways.append((f"plain @njit, {label} in each call", functools.partial(converted, form)))
+        forms = {framework_of(value).numpy_expression(value) for value in values} - {""}
+        if forms:
+            label = max(forms, key=len).format("x")
+            ways.append((f"plain @njit, {label} in each call", functools.partial(converted, _by_numpy)))
         if any(map(_has_dlpack, values)):
             ways.append(("plain @njit, np.from_dlpack(x) in each call", functools.partial(converted, _by_dlpack)))
     if tensors:

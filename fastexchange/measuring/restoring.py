@@ -8,7 +8,7 @@ import numpy as np
 
 from ..exchange.convert import from_dlpack
 from ..ground.cpython import NativeCallable
-from ..producers import torch
+from ..producers.framework import framework_of
 
 __all__ = ["Snapshot"]
 
@@ -98,7 +98,7 @@ def _view(value) -> np.ndarray | None:
         if isinstance(value, np.ndarray):
             view = value.view(np.ndarray)
         else:
-            view = from_dlpack(value.detach() if torch.is_tensor_type(type(value)) else value)
+            view = from_dlpack(framework_of(value).detached(value))
     if view is None:
         return None
     return view[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in view.strides)]

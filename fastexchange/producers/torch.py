@@ -10,12 +10,13 @@ from contextlib import suppress
 from typing import Any, cast
 
 from ..ground.dlpack import VERSION
+from .framework import Framework, register_framework
 from .torch_kinds import has_tangent, private, why_no_memory, without_subclasses
 from .torch_offsets import dtypes_not_exported, guard, is_narrow, keys_of
+from .torch_storage import forbid_resizing
 
 __all__ = [
-    "as_dlpack_raises", "check", "check_kind", "check_storage", "is_fx_proxy", "is_tensor", "is_tensor_type", "narrow_elements",
-    "overrides_functions", "with_elements_of",
+    "check_kind", "check_storage", "is_tensor", "is_tensor_type", "overrides_functions",
 ]  # fmt: skip
 
 
@@ -31,11 +32,6 @@ def is_tensor(value) -> bool:
     return is_tensor_type(type(value))
 
 
-def is_fx_proxy(value) -> bool:
-    """Whether `value` stands for a tensor where ``torch.fx`` traces. Does not import it."""
-    return isinstance(value, getattr(sys.modules.get("torch.fx"), "Proxy", ()))
-
-
 def overrides_functions(cls: type) -> bool:
     """Whether a tensor type overrides ``__torch_function__``, which may change the result of ``__dlpack__``."""
     import torch
@@ -46,24 +42,12 @@ def overrides_functions(cls: type) -> bool:
 
 
 def narrow_elements(tensor) -> str | None:
-    """Return the name of a PyTorch tensor's dtype if it is an integer of less than a byte; None for any other object."""
-    if not is_tensor_type(type(tensor)):
-        return None
+    """Return the name of a tensor's dtype if it is an integer of less than a byte, else None."""
     import torch
 
     with without_subclasses():
         dtype = cast(Any, torch.Tensor.dtype).__get__(tensor)
     return str(dtype).removeprefix("torch.") if is_narrow(dtype) else None
-
-
-def with_elements_of(made, origin):
-    """Give a result that shares the memory of `origin` the dtype of `origin`, if both are PyTorch's and NumPy lacks the dtype.
-
-    Native code views integers of less than a byte as bytes.
-    """
-    if not is_tensor_type(type(made)) or not is_tensor_type(type(origin)) or narrow_elements(origin) is not None:
-        return made
-    return made if made.dtype == origin.dtype else made.view(origin.dtype)
 
 
 def check(tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
@@ -174,15 +158,70 @@ def check_storage(tensor) -> None:
         )
 
 
-def as_dlpack_raises(tensor, error: Exception) -> Exception:
-    """Return the error that ``__dlpack__`` of `tensor` would raise in place of `error`, which its exchange table has raised.
+class _PyTorch(Framework):
+    """PyTorch. All its tensors are mutable, and their storages may be resized."""
 
-    For dtypes unknown to DLPack the table's functions raise RuntimeError with a C++ trace, and ``__dlpack__`` raises BufferError.
-    """
-    if type(error) is not RuntimeError or not is_tensor_type(type(tensor)):
+    takes_all = False
+    is_mutable = True
+    ignores_offset = True  # before version 2.10
+
+    def is_tensor_type(self, cls: type) -> bool:
+        return is_tensor_type(cls)
+
+    def tensor_type(self, cls: type) -> type:
+        import torch
+
+        return torch.Tensor
+
+    def why_no_table(self, cls: type) -> str:
+        return "its __torch_function__ intercepts __dlpack__: each call calls __dlpack__" if overrides_functions(cls) else ""
+
+    def check(self, tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
+        check(tensor, allows_grad, allows_bits)
+
+    def why_no_memory(self, tensor) -> str | None:
+        return why_no_memory(tensor)
+
+    def why_narrow(self, tensor) -> str | None:
+        name = narrow_elements(tensor)
+        whole = f"{name[:-1]}8" if name else None
+        return name and (
+            f"Numba cannot compute with its elements, {name}; convert it (.view(torch.{whole})), or make the kernel with "
+            f"fast_args(storage=True), which gives it their bits as {whole}"
+        )
+
+    def conversion(self, wider: str) -> str:
+        return f"{'.float() or ' if wider == 'float32' else ''}.to(torch.{wider})"
+
+    def detached(self, tensor):
+        return tensor.detach()
+
+    def hold_memory(self, tensor) -> None:
+        forbid_resizing(tensor)
+
+    def elements_of(self, tensor):
+        import torch
+
+        return torch.empty(0, dtype=tensor.dtype)
+
+    def with_elements_of(self, made, origin):
+        """See :class:`Framework`. Native code views integers of less than a byte as bytes."""
+        if not is_tensor_type(type(origin)) or narrow_elements(origin) is not None or made.dtype == origin.dtype:
+            return made
+        return made.view(origin.dtype)
+
+    def as_dlpack_raises(self, tensor, error: Exception) -> Exception:
+        """See :class:`Framework`. For dtypes unknown to DLPack the table's functions raise RuntimeError with a C++ trace."""
+        if type(error) is not RuntimeError:
+            return error
+        try:
+            _call_dlpack(tensor.detach())
+        except Exception as own:
+            return own
         return error
-    try:
-        _call_dlpack(tensor.detach())
-    except Exception as own:
-        return own
-    return error
+
+    def numpy_expression(self, tensor) -> str:
+        return "{}.detach().numpy()" if tensor.requires_grad else "{}.numpy()"
+
+
+register_framework(_PyTorch())

@@ -1,0 +1,96 @@
+"""What a framework's tensors have besides what DLPack says of them: :class:`Framework`, and how the others find it."""
+
+from typing import Any
+
+__all__ = ["PLAIN", "Framework", "framework_of", "framework_of_type", "register_framework"]
+
+
+class Framework:
+    """A framework of tensors. The methods here are those of one whose tensors are all that their exports say.
+
+    No method imports the framework before it has made a tensor.
+    """
+
+    takes_all = True
+    """Whether its tensors can be readonly and have negative strides."""
+    is_mutable = False
+    """Whether all its tensors are mutable, whatever a legacy export says, which has no flags."""
+    ignores_offset = False
+    """Whether its ``from_dlpack`` may ignore ``byte_offset``."""
+
+    def is_tensor_type(self, cls: type) -> bool:
+        """Whether its tensors have the type `cls`."""
+        return False
+
+    def tensor_type(self, cls: type) -> type:
+        """The type of new tensors, for those of type `cls`."""
+        return cls
+
+    def why_no_table(self, cls: type) -> str:
+        """Why the exchange table of the tensor type `cls` is not used; "" if it is."""
+        return ""
+
+    def check(self, tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
+        """Raise BufferError for a tensor whose memory is not its value, or with which the framework would not see the call."""
+
+    def why_no_memory(self, tensor) -> str | None:
+        """Why a tensor has no memory, or other memory than its value, with advice; None for any other."""
+        return None
+
+    def why_narrow(self, tensor) -> str | None:
+        """Why kernels do not compute with a tensor's elements, which it exports as others; None if it does not."""
+        return None
+
+    def conversion(self, wider: str) -> str:
+        """The expressions that convert a tensor to the dtype `wider`."""
+        return f".astype({wider!r})"
+
+    def detached(self, tensor):
+        """A tensor that shows the same memory, and that no other code can change."""
+        return tensor
+
+    def hold_memory(self, tensor) -> None:
+        """Let nothing free the memory of a tensor while exports of it are in use."""
+
+    def elements_of(self, tensor):
+        """A tensor of the same element type that can be exported, also if `tensor` cannot."""
+        return tensor
+
+    def shape_of(self, tensor) -> tuple[int, ...]:
+        """A tensor's shape, also if it cannot be exported."""
+        return tuple(map(int, tensor.shape))
+
+    def with_elements_of(self, made, origin):
+        """Give the result `made`, which shares the memory of `origin`, the element type of `origin`."""
+        return made
+
+    def as_dlpack_raises(self, tensor, error: Exception) -> Exception:
+        """The error that ``__dlpack__`` of `tensor` raises in place of `error`, which its exchange table has raised."""
+        return error
+
+    def numpy_expression(self, tensor) -> str:
+        """The expression that users write for a tensor's NumPy view, ``{}`` for the tensor; "" if there is none."""
+        return ""
+
+
+PLAIN = Framework()
+_frameworks: list[Framework] = []
+
+
+def register_framework(framework: Framework) -> Framework:
+    """Let :func:`framework_of` find a framework."""
+    _frameworks.append(framework)
+    return framework
+
+
+def framework_of(value: Any) -> Framework:
+    """The framework of a tensor, or :data:`PLAIN`. Runs no code of the object's class."""
+    return framework_of_type(type(value))
+
+
+def framework_of_type(cls: type) -> Framework:
+    """The framework of a type of tensors, or :data:`PLAIN`."""
+    for framework in _frameworks:
+        if framework.is_tensor_type(cls):
+            return framework
+    return PLAIN
