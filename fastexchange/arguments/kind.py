@@ -1,7 +1,10 @@
 """The description of a kind of argument, which native code, discovery, ``explain`` and Numba's dispatcher interpret.
 
 A file of a kind has a :class:`Kind`, its native readers, and ``find(cls, notes, instance)``: how instances of a type become
-arguments of this kind, a :class:`Discovery`, or None for a type of another kind. ``discovery.KINDS`` has the order.
+arguments of this kind, a :class:`Discovery`, or None for a type of another kind. ``discovery`` has their order.
+
+A kind of tensor needs no reader: with a native function that borrows a view, or makes an owning export, it is
+:func:`tensors.borrowed` or :func:`tensors.exported`.
 """
 
 import functools
@@ -47,8 +50,12 @@ class Kind:
     """``word (fx_entry *, PyObject *)``: what tells values of one type apart: see ``dispatch.inline_cache.site_of``."""
     read_shape: CFunction | None = None
     """``word (fx_context *, fx_entry *, PyObject *, shape)``: reads a tensor's shape: see ``dispatch.outputs.read_shape``."""
-    exports: int = structs.EXPORTS_NEVER
-    """One of ``structs.EXPORTS_*``: whether a call needs an owning export of a value."""
+    exports: int | None = None
+    """One of ``structs.EXPORTS_*``: whether a call needs an owning export of a value. None, of what is no tensor: never.
+
+    An owning export also keeps the memory of an array that the kernel keeps, and is what Numba's dispatcher gets a view of. So
+    the entries of all types of tensors have the field ``managed``.
+    """
     schema_type: str = ""
     """Its type in an operator's schema, one of ``structs.SCHEMA_TYPES``; "": PyTorch converts it first, or refuses it."""
     is_read_on_device: bool = False
@@ -61,6 +68,7 @@ class Kind:
     """Compares what native code reads with what the framework tells, before code for such a value is called."""
 
     def __post_init__(self):
+        assert self.form != structs.FORM_TENSOR or self.exports is not None, "say whether a call needs an owning export"
         MEANINGS[self.path] = self.meaning
 
     @functools.cached_property
@@ -69,12 +77,13 @@ class Kind:
         functions = {name: getattr(self, name) for name in ("reader", "fill_row", "mark", "read_shape")}
         addresses = {name: function.address for name, function in functions.items() if function is not None}
         schema_type = 1 << structs.SCHEMA_TYPES.index(self.schema_type) if self.schema_type else 0
-        return ffi.new(
-            "fx_kind *", {"form": self.form, "exports": self.exports, "schema_type": schema_type, **addresses}
-        )  # fmt: skip
+        exports = self.exports or structs.EXPORTS_NEVER
+        return ffi.new("fx_kind *", {"form": self.form, "exports": exports, "schema_type": schema_type, **addresses})
 
     def native_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields of an ``fx_entry`` that follow from the kind and the other `fields`."""
+        is_exported = fields.get("managed") or fields.get("shown")
+        assert self.form != structs.FORM_TENSOR or is_exported, f"{self.path}: without `managed` no array can be kept"
         readers = tuple(function.address for function in self.row_readers(fields)) or (0,)
         on_device = fields.get("device_kind") or (self if self.is_read_on_device else OTHER)
         return {
@@ -107,8 +116,12 @@ def reader(function) -> CFunction:
     """Decorator: the native function that reads a value of a kind.
 
     It gets the object, the ``fx_entry`` of its type, the call's frame, the address of its first word, and its ``fx_array``. It
-    writes the words, and returns the key, or ``-STATUS_*``. The general path files the key (``dispatch.read_arguments``); a
-    cached call compares it with that of its row (``dispatch.rows``).
+    writes the words, and returns the key, or ``-STATUS_*``: that of an array begins with ``KEY_ARRAY``, whatever its framework.
+    The general path files the key (``dispatch.read_arguments``); a cached call compares it with that of its row
+    (``dispatch.rows``).
+
+    More than two words, as those of an array, need room: ``reading.has_no_room``, then ``-STATUS_GROW``. An array's memory has an
+    owner: ``reading.note_array``, with one of ``ORIGIN_*``. ``pack.keep_tensor`` keeps the tensor that a refusal is about.
     """
     return cfunction(types.intp, *[types.intp] * 5)(function)
 

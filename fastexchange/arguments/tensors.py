@@ -277,7 +277,7 @@ PATH, MEANING = "c-exchange", "its type's exchange table gives its view"
 
 
 def exported(path: str, meaning: str, form: int = structs.FORM_TENSOR, is_read_on_device: bool = True) -> Kind:
-    """A kind of tensors of which each call takes an owning export."""
+    """A kind of tensors of which each call takes an owning export, by the field ``managed`` of their types' entries."""
 
     def row_readers(fields: dict[str, Any]):
         return () if fields.get("guard") else (export_row,)  # an export of PyTorch's tensor is checked again
@@ -287,11 +287,19 @@ def exported(path: str, meaning: str, form: int = structs.FORM_TENSOR, is_read_o
     )  # fmt: skip
 
 
-EXPORTED = exported(PATH, MEANING)
-_BORROWED = Kind(
-    PATH, MEANING, structs.FORM_TENSOR, read_tensor, exports=structs.EXPORTS_IF_OWNING, read_shape=read_borrowed_shape,
-    is_read_on_device=True,
-)  # fmt: skip
+def borrowed(path: str, meaning: str, is_read_on_device: bool = True) -> Kind:
+    """A kind of tensors of which a call borrows views, or takes owning exports if other code may run before it has returned.
+
+    The entries of their types have the fields ``borrow``, a ``dltensor_from_py_object_no_sync``, and ``managed``, a
+    ``managed_tensor_from_py_object_no_sync``: see DLPack's ``DLPackExchangeAPI``.
+    """
+    return Kind(
+        path, meaning, structs.FORM_TENSOR, read_tensor, exports=structs.EXPORTS_IF_OWNING, read_shape=read_borrowed_shape,
+        is_read_on_device=is_read_on_device,
+    )  # fmt: skip
+
+
+EXPORTED, _BORROWED = exported(PATH, MEANING), borrowed(PATH, MEANING)
 
 
 def functions_of(found: OwnTable) -> dict[str, int]:

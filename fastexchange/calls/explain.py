@@ -23,8 +23,6 @@ from ..ground.omitted import OMITTED
 from ..ground.safe_repr import type_name
 from ..producers.framework import framework_of
 from ..producers.ndarray import dtype_of
-from ..producers.torch import is_tensor
-from ..producers.torch_modes import why_no_modes
 from ..producers.torch_offsets import SOURCES
 from .carried_code import Content
 from .compile_errors import raise_named, why_none_takes
@@ -183,9 +181,9 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
     except Exception as error:
         outcome = refusal(error)
     found = explained(kernel, bound, outcome)
-    if kernel.out is not None and any(map(is_tensor, bound)) and (why := why_no_modes()):
-        note = f"Python makes each call, because native code cannot tell PyTorch's modes: {why}"
-        found = replace(found, notes=(*found.notes, note))
+    slow = {framework_of(value).why_calls_are_slow() for value in bound if kernel.out is not None} - {""}
+    if slow:
+        found = replace(found, notes=(*found.notes, f"Python makes each call, because {'; '.join(sorted(slow))}"))
     return found
 
 
@@ -280,6 +278,9 @@ def _stored_as(kernel, key: int) -> str:
     return f", the bits of its elements, which are {elements_named(field)}"
 
 
+_UNSEEN = {structs.FORM_TENSOR: "an array", structs.FORM_TUPLE: "a tuple", structs.FORM_LIST: "a list"}
+
+
 def _numba_name(names: Sequence[str], position: int, value) -> str:
     if position < len(names):
         return names[position]
@@ -288,6 +289,7 @@ def _numba_name(names: Sequence[str], position: int, value) -> str:
     try:
         return str(numba.typeof(value))
     except Exception as error:
-        if (path := _path_of(value).path) in ("c-exchange", "dunder", "tuple", "list"):
-            return f"{'an array' if path in ('c-exchange', 'dunder') else f'a {path}'}, of a type that is not looked at here"
+        kind = discover(type(value), value).kind
+        if kind.form in _UNSEEN:
+            return f"{_UNSEEN[kind.form]}, of a type that is not looked at here"
         return f"(no Numba type: {error})".splitlines()[0]

@@ -30,9 +30,7 @@ from ..ground.numba_internals import (
 )
 from ..ground.once import cached_property, forkable_lock
 from ..ground.parameters import Parameters, flatten
-from ..producers.torch import is_tensor
-from ..producers.torch_kinds import is_dispatch_mode_active, is_symbolic
-from ..producers.torch_modes import are_expected, why_no_modes
+from ..producers.framework import frameworks_see
 from .carried_code import CarriedCode, Content
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
@@ -616,20 +614,9 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
 
 def _is_operators(kernel: FastKernel, values: tuple) -> bool:
-    """Whether PyTorch has to see a call: an argument, or an item of one, is a tensor by which it traces, or a mode is active.
-
-    A mode sees only the calls of kernels that declare their outputs, or what they write to.
-    """
-    if "torch" not in sys.modules:
-        return False
+    """Whether a framework has to see a call, and makes it by the kernel's operator."""
     leaves = [value for i, item in enumerate(values) for _, value in flatten(i, item)]
-    if kernel.out is not None or kernel.mutates is not None:
-        has_tensors = any(map(is_tensor, leaves))
-        if has_tensors or are_expected():
-            why_no_modes()  # asked now, as the next call may be native
-        if has_tensors and is_dispatch_mode_active():
-            return True
-    return any(map(is_symbolic, leaves))
+    return frameworks_see(leaves, kernel.out is not None or kernel.mutates is not None)
 
 
 _publishing = forkable_lock()

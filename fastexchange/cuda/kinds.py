@@ -5,7 +5,8 @@ from ..arguments.tensors import exported, read_tensor
 from ..dispatch import structs
 
 VIEW = Kind(
-    "device-array", "its memory and shape are read once and kept as long as it lives", structs.FORM_TENSOR, read_tensor
+    "device-array", "its memory and shape are read once and kept as long as it lives", structs.FORM_TENSOR, read_tensor,
+    exports=structs.EXPORTS_NEVER,
 )
 """Device arrays of Numba's packages: each object has an ``fx_entry`` that shows it."""
 INTERFACE = exported("cuda-interface", "its __cuda_array_interface__ is read in every launch")

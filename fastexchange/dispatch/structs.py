@@ -312,7 +312,8 @@ FIELD_MASK = 0xFFFFFF  # key >> DTYPE_SHIFT & FIELD_MASK is the dtype field
 C_ORDER, F_ORDER, ALIGNED, WRITEABLE = ndarray.C_CONTIGUOUS, ndarray.F_CONTIGUOUS, ndarray.FLAG_ALIGNED, ndarray.FLAG_WRITEABLE
 KEY_FLAGS = C_ORDER | F_ORDER | ALIGNED | WRITEABLE
 
-# Who has the memory of an array argument; objects are aligned, so that it fits below their addresses.
+# Who has the memory of an array argument, in the bits below an object's address: an object that is an ndarray, and is read again
+# as one; an owning export that the call has; any other object, of which an owning export is made if the kernel keeps the array.
 ORIGIN_NDARRAY, ORIGIN_EXPORT, ORIGIN_VIEW = 0, 1, 2
 ORIGIN_STRING = 3  # of a str, which has a memory block as an array has
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from numba.core import event
 
-from ..calls.explain import explain
+from ..arguments.discovery import fields_of
 from ..calls.kernel import FastKernel
+from ..dispatch import structs
 from ..ground.omitted import OMITTED
 from ..ground.once import cached_property
 from ..ground.safe_repr import type_name
@@ -25,8 +26,11 @@ _COPIES = 4
 """How often an argument is added to a call to measure its cost."""
 _MOST_EXTENDED = 6
 """In calls with more arguments each is timed alone: a longer call may take other steps than this one."""
-_SLOWER = ("dunder", "buffer", "list")
-"""Paths that need the general native entry."""
+
+def _is_slower(value) -> bool:
+    """Whether a value is read neither in place nor by a borrowed view, so that a call with it takes further steps."""
+    kind = fields_of(type(value))["kind"]
+    return kind.exports == structs.EXPORTS_ALWAYS or kind.form == structs.FORM_LIST
 
 
 def _has_list(value) -> bool:
@@ -71,7 +75,7 @@ class Call:
     def steps(self) -> list[Step]:
         """The two calls of empty kernels for each argument in :attr:`read`. Their difference is a multiple of its cost."""
         everything = range(len(self.read))
-        slow = [at for at in everything if explain(self.read[at][1]).path in _SLOWER]
+        slow = [at for at in everything if _is_slower(self.read[at][1])]
         steps = []
         for at in everything:
             is_short = len(self.read) <= _MOST_EXTENDED or self.is_for_numba

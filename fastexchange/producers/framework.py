@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["PLAIN", "Framework", "framework_of", "framework_of_type", "register_framework"]
+__all__ = ["PLAIN", "Framework", "framework_of", "framework_of_type", "frameworks_see", "register_framework"]
 
 
 class Framework:
@@ -68,6 +68,17 @@ class Framework:
         """The error that ``__dlpack__`` of `tensor` raises in place of `error`, which its exchange table has raised."""
         return error
 
+    def sees_calls(self, values: list, are_declared: bool) -> bool:
+        """Whether the framework has to see a call with these arguments and items, because it traces it, or a mode is active.
+
+        `are_declared`: whether the kernel declares its outputs, or what it writes to.
+        """
+        return False
+
+    def why_calls_are_slow(self) -> str:
+        """Why Python makes each call that declares outputs, if there is a tensor of the framework; "" if native code does."""
+        return ""
+
     def numpy_expression(self, tensor) -> str:
         """The expression that users write for a tensor's NumPy view, ``{}`` for the tensor; "" if there is none."""
         return ""
@@ -81,6 +92,11 @@ def register_framework(framework: Framework) -> Framework:
     """Let :func:`framework_of` find a framework."""
     _frameworks.append(framework)
     return framework
+
+
+def frameworks_see(values: list, are_declared: bool) -> bool:
+    """Whether a framework has to see a call: :meth:`Framework.sees_calls`."""
+    return any(framework.sees_calls(values, are_declared) for framework in _frameworks)
 
 
 def framework_of(value: Any) -> Framework:

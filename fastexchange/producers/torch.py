@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import Any, cast
 
 from ..ground.dlpack import VERSION
+from . import torch_modes
 from .framework import Framework, register_framework
-from .torch_kinds import has_tangent, private, why_no_memory, without_subclasses
+from .torch_kinds import has_tangent, is_dispatch_mode_active, is_symbolic, private, why_no_memory, without_subclasses
 from .torch_offsets import dtypes_not_exported, guard, is_narrow, keys_of
 from .torch_storage import forbid_resizing
 
@@ -219,6 +220,22 @@ class _PyTorch(Framework):
         except Exception as own:
             return own
         return error
+
+    def sees_calls(self, values: list, are_declared: bool) -> bool:
+        """See :class:`Framework`. A mode sees only the calls of kernels that declare their outputs, or what they write to."""
+        if "torch" not in sys.modules:
+            return False
+        if are_declared:
+            has_tensors = any(map(is_tensor, values))
+            if has_tensors or torch_modes.are_expected():
+                torch_modes.why_no_modes()  # asked now, as the next call may be native
+            if has_tensors and is_dispatch_mode_active():
+                return True
+        return any(map(is_symbolic, values))
+
+    def why_calls_are_slow(self) -> str:
+        why = torch_modes.why_no_modes()
+        return f"native code cannot tell PyTorch's modes: {why}" if why else ""
 
     def numpy_expression(self, tensor) -> str:
         return "{}.detach().numpy()" if tensor.requires_grad else "{}.numpy()"
