@@ -8,25 +8,16 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = (
-    "ground/dlpack.py",
-    "ground/cpython.py",
-    "producers/ndarray.py",
-    "producers/numpy_table.py",
-    "arguments/buffer.py",
-    "exchange/capsules.py",
-    "producers/torch_offsets.py",
-    "producers/torch_modes.py",
-    "dispatch/structs.py",
-    "cuda/structs.py",
-    "exchange/transfer.py",
-)
+FIRST = ("ground/dlpack.py", "ground/cpython.py")
+"""What the others use."""
 
 
 def declarations() -> str:
-    """The text of every ``CDEF = ...`` of :data:`SOURCES`, read without importing them: they import what we make."""
+    """The text of every ``CDEF = ...``, read without importing the files: they import what we make."""
     pattern = re.compile(r'^CDEF = """(.*?)"""', re.DOTALL | re.MULTILINE)
-    return "".join(found for name in SOURCES for found in pattern.findall((HERE / name).read_text()))
+    every = sorted(path.relative_to(HERE).as_posix() for path in HERE.rglob("*.py"))
+    names = sorted(every, key=lambda name: name not in FIRST)
+    return "".join(found for name in names for found in pattern.findall((HERE / name).read_text("utf-8")))
 
 
 def emit(target: Path) -> None:

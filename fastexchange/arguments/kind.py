@@ -36,13 +36,14 @@ class Kind:
     meaning: str
     """What ``explain`` says of the path."""
     form: int
-    """One of ``structs.FORM_*``: what such a value is to Numba's dispatcher."""
+    """One of ``structs.FORM_*``: what such a value is to Numba's dispatcher, which makes the calls that native code does not."""
     reader: CFunction | None = None
     """Reads a value into its key and its words: see :func:`reader`. None: its items are read, or only Numba can read it."""
     row_readers: Callable[[dict[str, Any]], tuple[CFunction, ...]] = lambda fields: ()
-    """From the fields of a type's ``fx_entry`` to quicker readers of its values in cached calls, see ``dispatch.rows``.
+    """From the fields of a type's ``fx_entry`` to quicker readers of its values in cached calls: see ``dispatch.rows``.
 
-    One, or :data:`PLACES` of them, by rank and order; none: ``rows.read_value`` calls `reader`.
+    Of one value by `rows.frequent`, and in terms of ``is_of_type``, ``leave`` and ``go_on`` there; of arrays :data:`PLACES`, by
+    rank and order. None is needed: ``rows.read_value`` calls `reader`.
     """
     fill_row: CFunction | None = None
     """``int (fx_context *, fx_row *, PyObject *)``: completes the row of a value: see ``dispatch.inline_cache.expect_value``."""
@@ -55,6 +56,12 @@ class Kind:
 
     An owning export also keeps the memory of an array that the kernel keeps, and is what Numba's dispatcher gets a view of. So
     the entries of all types of tensors have the field ``managed``.
+    """
+    for_numba: Callable[[Any], Any] | None = None
+    """From a value to what Numba's dispatcher gets. None: what the form says. Raises an exception with the reason of a refusal.
+
+    A value for which Numba has no type, and of which a kernel gets a number, has ``FORM_OTHER`` and this. Where native code makes
+    no calls, this is all that is used of a kind.
     """
     schema_type: str = ""
     """Its type in an operator's schema, one of ``structs.SCHEMA_TYPES``; "": PyTorch converts it first, or refuses it."""
@@ -119,6 +126,9 @@ def reader(function) -> CFunction:
     writes the words, and returns the key, or ``-STATUS_*``: that of an array begins with ``KEY_ARRAY``, whatever its framework.
     The general path files the key (``dispatch.read_arguments``); a cached call compares it with that of its row
     (``dispatch.rows``).
+
+    ``-STATUS_NUMBA``: Numba's dispatcher makes the call. ``-STATUS_ERROR``: an exception is set. The layout that is read has been
+    verified: by ``find``, or in ``cpython.verify``.
 
     More than two words, as those of an array, need room: ``reading.has_no_room``, then ``-STATUS_GROW``. An array's memory has an
     owner: ``reading.note_array``, with one of ``ORIGIN_*``. ``pack.keep_tensor`` keeps the tensor that a refusal is about.

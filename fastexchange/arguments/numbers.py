@@ -156,14 +156,22 @@ def read_numpy_complex128(ob, entry, frame, word, array):
 # ---- their kinds -----------------------------------------------------------------------------------------------------
 
 
-def _kind(reader, row_reader=None, fill_row=None, schema_type: str = "") -> Kind:
+def _kind(reader, row_reader=None, fill_row=None, schema_type: str = "", for_numba=None) -> Kind:
     return Kind(
         PATH, MEANING, structs.FORM_PLAIN, reader, fill_row=fill_row, schema_type=schema_type, is_read_on_device=True,
-        row_readers=lambda fields: (row_reader,) if row_reader else (),
+        row_readers=lambda fields: (row_reader,) if row_reader else (), for_numba=for_numba,
     )  # fmt: skip
 
 
-_INT = _kind(read_int, int_row, fill_int_row, "SymInt")
+def require_64_bits(value: int) -> int:
+    """`value`. Raises OverflowError if it is beyond int64 and uint64."""
+    if not -(2**63) <= value < 2**64:
+        shown = str(value) if value.bit_length() <= 128 else f"of {value.bit_length()} bits"
+        raise OverflowError(f"int {shown} does not fit into 64 bits")
+    return value
+
+
+_INT = _kind(read_int, int_row, fill_int_row, "SymInt", require_64_bits)
 _PYTHONS = (
     (float, _kind(read_float, float_row, schema_type="float")),
     (int, _INT),

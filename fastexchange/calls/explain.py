@@ -286,10 +286,10 @@ def _numba_name(names: Sequence[str], position: int, value) -> str:
         return names[position]
     if value is OMITTED:
         return "its default, of a type that is not looked at here"
+    kind = discover(type(value), value).kind
     try:
-        return str(numba.typeof(value))
+        return str(numba.typeof(value if kind.for_numba is None else kind.for_numba(value)))
     except Exception as error:
-        kind = discover(type(value), value).kind
         if kind.form in _UNSEEN:
             return f"{_UNSEEN[kind.form]}, of a type that is not looked at here"
         return f"(no Numba type: {error})".splitlines()[0]

@@ -8,7 +8,6 @@ import numpy as np
 from numba.core.errors import TypingError
 
 from ..arguments.discovery import fields_of
-from ..arguments.kind import OTHER
 from ..arguments.ndarrays import is_masked_array
 from ..dispatch import structs
 from ..exchange.convert import from_dlpack
@@ -102,7 +101,7 @@ def are_numbas(kernel, bound: tuple) -> bool:
 
 
 def _has_tensor(kernel, value, depth: int = 0) -> bool:
-    """Whether a value is a tensor other than a NumPy array, or a list or tuple that contains one."""
+    """Whether Numba gets something else for a value, as for a tensor, or a list or tuple that contains one."""
     cls = type(value)
     if issubclass(cls, tuple) or cls is list:
         items = value[:1] if cls is list else value  # a list's items are of one type
@@ -113,7 +112,9 @@ def _has_tensor(kernel, value, depth: int = 0) -> bool:
         fields = fields_of(cls)
     except Exception:  # a type whose attributes raise
         return False
-    return fields["kind"].form == structs.FORM_TENSOR or is_tensor_by_itself(value, fields["kind"])
+    kind = fields["kind"]
+    is_converted = kind.form == structs.FORM_OTHER and kind.for_numba is not None
+    return kind.form == structs.FORM_TENSOR or is_converted or is_tensor_by_itself(value, kind)
 
 
 def reword(kernel, bound: tuple, error: BaseException) -> None:
@@ -210,9 +211,12 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
     except Exception as error:  # a type whose attributes raise
         refused(kernel, position, error)
     kind = fields["kind"]
-    if cls is int:
-        _require_64_bits(kernel, position, value)
-    elif kind.form == structs.FORM_TENSOR or is_tensor_by_itself(value, kind):
+    if kind.for_numba is not None:
+        try:
+            return kind.for_numba(value)
+        except Exception as error:
+            refused(kernel, position, error)
+    if kind.form == structs.FORM_TENSOR or is_tensor_by_itself(value, kind):
         framework = framework_of(value)
         is_native = kernel._native.runtime.is_native
         is_checked = framework is not PLAIN and not kernel.allows_grad and is_native and _can_be_viewed(value)
@@ -255,7 +259,7 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
         else:
             return viewed if views is None else views.add(value, value, viewed)
         refuse_value(kernel, position, value, why_not_computed(field, value))
-    elif kind is OTHER:
+    elif kind.form == structs.FORM_OTHER:
         check_items(kernel, position, value)
         require_numba_type(kernel, position, value)
     return value
@@ -297,12 +301,7 @@ def _refuse_large_ints(kernel, position, value) -> None:
         for i, item in enumerate(value):
             _refuse_large_ints(kernel, item_of(position, i), item)
     elif type(value) is int:
-        _require_64_bits(kernel, position, value)
-
-
-def _require_64_bits(kernel, position, value: int) -> None:
-    if not -(2**63) <= value < 2**64:
-        raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
+        as_numba_takes_it(kernel, position, value)
 
 
 def _is_tensor(value) -> bool:
@@ -320,10 +319,6 @@ def _require_native_order(kernel, position: int, array: np.ndarray) -> None:
     if not is_native_order(dtype_of(array)):
         advice = "pass its astype() of dtype.newbyteorder('=')"
         refuse_value(kernel, position, array, f"its dtype {dtype_of(array)!r} is not in native byte order; {advice}")
-
-
-def _shortened(value: int) -> str:
-    return str(value) if value.bit_length() <= 128 else f"of {value.bit_length()} bits"
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -10,7 +10,7 @@ import ctypes
 from typing import NamedTuple
 
 from .._abi import ffi
-from ..arguments.discovery import learn_type
+from ..arguments.discovery import fields_of, learn_type
 from ..arguments.dunder import DUNDER, managed_tensor_from_py_object_no_sync
 from ..arguments.kind import OTHER
 from ..dispatch import structs
@@ -163,7 +163,7 @@ def _classified(position: int, value) -> ArgumentInfo:
     if fields.get("asks_python") or (kind.exports == structs.EXPORTS_ALWAYS and hasattr(type(value), "__dlpack__")):
         found = None if has_dunder else _wrapped(value)
         return ArgumentInfo(position, value, DLPACK) if found is None else ArgumentInfo(position, found, TABLE)
-    if kind.is_read_on_device and kind.form == structs.FORM_PLAIN:
+    if kind.is_read_on_device and kind.exports is None:
         return ArgumentInfo(position, value, PLAIN)
     if kind is OTHER:
         if is_device_array(value) and not value.stream and key_of(value.dtype) is not None:
@@ -252,7 +252,9 @@ def for_package(info: ArgumentInfo):
     value = info.value
     if info.kind == TUPLE:
         return tuple_like(value, [for_package(item) for item in info.items])
-    return framework_of(value).detached(value)
+    kind = fields_of(type(value))["kind"]
+    is_converted = kind.form == structs.FORM_OTHER and kind.for_numba is not None
+    return kind.for_numba(value) if is_converted else framework_of(value).detached(value)
 
 
 def tuple_like(value: tuple, items: list) -> tuple:

@@ -9,8 +9,11 @@ from .lists import drop_unchanged, reflect_changes
 
 
 @native
-def launch(context_address, frame_address, overload_address, args):
-    """Call the kernel with the words in a frame. Returns a new reference to its result, or 0 with an exception set."""
+def launch(context_address, frame_address, overload_address, args, launcher):
+    """Call a CPU kernel with the words in a frame, as ``vectorcall.run_by`` says. `launcher`: 0.
+
+    Returns: STATUS_OK, and a new reference to the result, or 0 with an exception set.
+    """
     context = structs.context_at(context_address)
     frame = structs.frame_at(frame_address)
     overload = structs.overload_at(overload_address)
@@ -33,10 +36,4 @@ def launch(context_address, frame_address, overload_address, args):
         result = box_or_raise(context, overload, code, frame.result, excinfo, overload.box)
     if frame.list_count != 0:
         result = reflect_changes(context_address, overload_address, frame_address, args, result)
-    return result
-
-
-@native
-def launch_here(context_address, frame_address, overload_address, args, launcher):
-    """:func:`launch` with the signature that ``vectorcall.run_by`` needs."""
-    return structs.STATUS_OK, launch(context_address, frame_address, overload_address, args)
+    return structs.STATUS_OK, result

@@ -22,8 +22,9 @@ from ..ground.native import call_int, call_word, load, native, offset_of, stack,
 from . import structs
 from .boxing import box_or_raise
 from .exports import BY_PYTORCH, begin_export
-from .frame import ARRAY_BYTES, EXPORT_BYTES, give_frame, note_leaks, release, release_exports
+from .frame import ARRAY_BYTES, EXPORT_BYTES, give_frame, note_leaks, release
 from .inline_cache import have_types_of
+from .launch import launch
 from .reading import is_owning
 
 OB_ITEM, OB_SIZE = c.OB_ITEM, c.OB_SIZE
@@ -201,9 +202,6 @@ def give_back(runtime, frame_address, array, code):
     if unlikely(kept != 0):
         call_word(runtime.end_call, (frame_address, code))
     else:
-        if unlikely(frame.export_count != 0 or frame.is_owning != 0):
-            release_exports(frame)
-            frame.is_owning, frame.exports_used = 0, 0
         frame.next = runtime.frames
         runtime.frames = frame_address
 
@@ -226,30 +224,17 @@ def call_kernel(items, row_address, word, array, frame_address):
 
 @frequent
 def launch_row(items, row_address, word, array, frame_address):
-    """Call any kernel: also one whose result has arrays, one without the GIL, or with values that need exports.
-
-    `expected`: as for :data:`call_kernel`.
-    """
+    """Call any kernel: also one whose result has arrays, one without the GIL, or with values that need exports."""
     frame = structs.frame_at(frame_address)
-    row = structs.row_at(row_address)
     context = structs.context_at(frame.context)
     runtime = structs.runtime_at(context.runtime)
-    overload = structs.overload_at(frame.overload)
     if frame.exports_used != frame.export_count:
         return leave(row_address, frame_address, 0)
-    excinfo = stack(1)
-    store(excinfo, 0)
-    thread = c.PyEval_SaveThread() if context.release_gil != 0 else 0
-    code = call_int(row.expected[0], (row.expected[1], frame.result, excinfo, frame.words))
-    if thread != 0:
-        c.PyEval_RestoreThread(thread)
-    if code == 0 and overload.boxes_arrays != 0:
-        frame.array_count = overload.array_count
-        result = call_word(runtime.box_result, (frame.context, frame.overload, frame_address, frame.args))
-    else:
-        result = box_or_raise(context, overload, code, frame.result, excinfo, row.expected[2])
+    frame.array_count = structs.overload_at(frame.overload).array_count
+    _, result = launch(frame.context, frame_address, frame.overload, frame.args, 0)
     context.calls += 1
-    give_back(runtime, frame_address, array, code)
+    release(runtime, frame)
+    give_frame(runtime, frame_address)
     return result
 
 

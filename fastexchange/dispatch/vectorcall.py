@@ -26,7 +26,7 @@ from . import structs
 from .binding import bind_into
 from .frame import drop_lists, give_frame, grow_frame, put_back, release, take_frame
 from .inline_cache import call_entry, find_cached, look_up, site_of
-from .launch import launch_here
+from .launch import launch as launch_here
 from .python_calls import (
     CANNOT,
     MUST,

@@ -133,7 +133,7 @@ def _status(function, tensor) -> int:
 # ---- a call's argument ----------------------------------------------------------------------------------------------
 
 # Exceptions that carry only a message: they can be raised again with the argument's name in it.
-_REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError)
+_REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, OverflowError)
 
 
 def _is_nothing_but_words(error: BaseException) -> bool:
