@@ -51,8 +51,8 @@ class Kind:
     """``word (fx_entry *, PyObject *)``: what tells values of one type apart: see ``dispatch.inline_cache.site_of``."""
     read_shape: CFunction | None = None
     """``word (fx_context *, fx_entry *, PyObject *, shape)``: reads a tensor's shape: see ``dispatch.outputs.read_shape``."""
-    exports: int | None = None
-    """One of ``structs.EXPORTS_*``: whether a call needs an owning export of a value. None, of what is no tensor: never.
+    exports: int = -1
+    """One of ``structs.EXPORTS_*``: whether a call needs an owning export of a value. It has to be said of tensors.
 
     An owning export also keeps the memory of an array that the kernel keeps, and is what Numba's dispatcher gets a view of. So
     the entries of all types of tensors have the field ``managed``.
@@ -75,7 +75,8 @@ class Kind:
     """Compares what native code reads with what the framework tells, before code for such a value is called."""
 
     def __post_init__(self):
-        assert self.form != structs.FORM_TENSOR or self.exports is not None, "say whether a call needs an owning export"
+        assert self.form != structs.FORM_TENSOR or self.exports >= 0, "say whether a call needs an owning export"
+        object.__setattr__(self, "exports", max(self.exports, structs.EXPORTS_NEVER))
         MEANINGS[self.path] = self.meaning
 
     @functools.cached_property
@@ -84,8 +85,7 @@ class Kind:
         functions = {name: getattr(self, name) for name in ("reader", "fill_row", "mark", "read_shape")}
         addresses = {name: function.address for name, function in functions.items() if function is not None}
         schema_type = 1 << structs.SCHEMA_TYPES.index(self.schema_type) if self.schema_type else 0
-        exports = self.exports or structs.EXPORTS_NEVER
-        return ffi.new("fx_kind *", {"form": self.form, "exports": exports, "schema_type": schema_type, **addresses})
+        return ffi.new("fx_kind *", {"form": self.form, "exports": self.exports, "schema_type": schema_type, **addresses})
 
     def native_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields of an ``fx_entry`` that follow from the kind and the other `fields`."""

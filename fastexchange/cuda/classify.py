@@ -163,7 +163,7 @@ def _classified(position: int, value) -> ArgumentInfo:
     if fields.get("asks_python") or (kind.exports == structs.EXPORTS_ALWAYS and hasattr(type(value), "__dlpack__")):
         found = None if has_dunder else _wrapped(value)
         return ArgumentInfo(position, value, DLPACK) if found is None else ArgumentInfo(position, found, TABLE)
-    if kind.is_read_on_device and kind.exports is None:
+    if kind.is_read_on_device and kind.exports == structs.EXPORTS_NEVER:
         return ArgumentInfo(position, value, PLAIN)
     if kind is OTHER:
         if is_device_array(value) and not value.stream and key_of(value.dtype) is not None:
