@@ -287,7 +287,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     taken, compiled = chosen
     if not all(map(_keeps_the_value, given, taken)):
         return False
-    native.native.needs_owning_exports = max(native.native.needs_owning_exports, runs_python(compiled.library))
+    native.require_owning_exports(runs_python(compiled.library))
     try:
         native.add(keys, given, taken, compiled, generation)
     except UnsupportedEntry:

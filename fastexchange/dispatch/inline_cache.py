@@ -264,6 +264,15 @@ def find_cached(context_address, runtime, first_address, args, entries):
     return chosen
 
 
+@cfunction(types.void, types.intp, types.intp)
+def kill_entries(first, nothing):
+    """:func:`kill` all cache entries of the overload `first`: its next calls fill them anew."""
+    at = structs.overload_at(first).cached
+    while at != 0:
+        kill(structs.overload_at(first), at, nothing)
+        at = structs.overload_at(at).cached
+
+
 @cfunction(types.void, types.intp)
 def free_entries(first):
     """Free the cache entries of the overload `first`, whose kernel has died."""

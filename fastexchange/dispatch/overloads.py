@@ -149,6 +149,18 @@ class KernelContext:
         """A token for :meth:`add`, which files nothing for a token from before :meth:`forget`."""
         return self._overloads
 
+    def require_owning_exports(self, runs: int) -> None:
+        """Let all calls hold owning exports if code of the kernel `runs` other code: one of RUNS_*, or 0.
+
+        The cache entries that there are have no such exports: they are filled anew.
+        """
+        is_new = runs and not self.native.needs_owning_exports
+        self.native.needs_owning_exports = max(self.native.needs_owning_exports, runs)
+        if is_new:
+            with self._lock:
+                for filed in self._overloads.values():
+                    self.runtime.kill_entries(filed.overload)
+
     def add_numba_only(self, keys: tuple[int, ...], generation: object) -> None:
         """File a key sequence whose calls only Numba's dispatcher can make."""
         self._file(keys, _Code(), generation)

@@ -134,6 +134,10 @@ class Runtime:
 
         return free_entries
 
+    def kill_entries(self, overload) -> None:
+        """Let no call agree with a cache entry of an ``fx_overload`` that there is."""
+        ffi.cast("void (*)(fx_overload *, intptr_t)", inline_cache.kill_entries.address)(overload, self.native.nothing)
+
     def name(self, serial: int, thing, meaning=None) -> None:
         """Map the serial number in a key to `meaning`, or to `thing` itself, as long as `thing` lives."""
         self.serials[serial] = weakref.ref(thing) if meaning is None else lambda: meaning
