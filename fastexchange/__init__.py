@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .calls.bound_launch import BoundCudaLaunch, BoundLaunch
     from .calls.explain import explain
     from .calls.kernel import FastKernel, KernelCounts
-    from .calls.torch_op import TorchOp
     from .cuda.driver import CudaError
     from .cuda.kernel import CudaKernel
     from .cuda.launcher import CudaLauncher
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from .half import bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, float16
     from .measuring.overhead import measure
     from .measuring.report import OverheadReport
+    from .torch.operator import TorchOp
 
 __all__ = [
     "BoundCudaLaunch", "BoundLaunch", "CudaError", "CudaKernel", "CudaLauncher", "DLDataType", "DLDataTypeCode", "DLDevice",
@@ -43,7 +43,7 @@ _ROOMS = {
     "calls.bound_launch": ("BoundCudaLaunch", "BoundLaunch"),
     "calls.explain": ("explain",),
     "calls.kernel": ("FastKernel", "KernelCounts"),
-    "calls.torch_op": ("TorchOp",),
+    "torch.operator": ("TorchOp",),
     "cuda.driver": ("CudaError",),
     "cuda.kernel": ("CudaKernel",),
     "cuda.launcher": ("CudaLauncher",),

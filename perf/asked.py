@@ -14,7 +14,7 @@ import torch
 
 from fastexchange import fast_args
 from fastexchange.measuring.timing import Statement, time_statements
-from fastexchange.producers import torch_offsets as producer
+from fastexchange.torch import offsets as producer
 
 producer.Guard._find_keys = lambda self: False
 assert producer.guard().native.asks

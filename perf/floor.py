@@ -89,7 +89,7 @@ def load_torch() -> ModuleType | None:
     """
     import torch
 
-    from fastexchange.producers import torch_offsets
+    from fastexchange.torch import offsets as torch_offsets
 
     found = torch_offsets.guard()
     names = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type")

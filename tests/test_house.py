@@ -17,6 +17,13 @@ FLOORS = (
 """From the bottom to the top: what a room imports lies in it, or below."""
 PLACES = dict.fromkeys(("_abi", "_abi_build", "half", "interpreter", "version"), "ground") | {"_native_build": "__main__"}
 """Files that are not in a room."""
+TORCH = {
+    "producers": "checks dispatch_table modes odd_tensors offsets samples storages",
+    "dispatch": "boxed_kernel guard operator_call queries",
+    "arguments": "capsule tensor_kind",
+    "cuda": "launched_kernel",
+}
+"""What is known of PyTorch lies in one room, its files on several floors. Those that are not here are on that of ``calls``."""
 
 
 def _name(path: Path) -> str:
@@ -47,7 +54,10 @@ def imported_by(name: str) -> set[str]:
 
 
 def floor_of(name: str) -> int:
-    room = name.partition(".")[0]
+    room, _, file = name.partition(".")
+    if room == "torch":
+        floors = [floor for floor, files in TORCH.items() if file in files.split()]
+        return FLOORS.index(floors[0] if floors else "calls" if file else "ground")
     return FLOORS.index(PLACES.get(room, room))
 
 
@@ -126,7 +136,7 @@ def test_no_variadic_function_is_called():
 
 def test_a_kind_of_argument_is_named_where_it_is_described_and_hardly_elsewhere():
     """What a kind is to native code, to Numba or to an operator, its fields say; an ``if`` with its name says it again."""
-    rooms = [name for name in TEXTS if name.startswith("arguments.")]
+    rooms = ["torch.tensor_kind", *(name for name in TEXTS if name.startswith("arguments."))]
     made = re.compile(r"^([A-Z_0-9, ]+) = (?:Kind|exported|borrowed|_kind)\(", re.MULTILINE)
     kinds = {kind for name in rooms for names in made.findall(TEXTS[name]) for kind in names.split(", ")}
     named = {kind: [name for name in TEXTS if name not in rooms and re.search(rf"\b{kind}\b", TEXTS[name])] for kind in kinds}

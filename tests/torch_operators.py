@@ -11,8 +11,8 @@ if not hasattr(torch.library, "register_vmap"):
     pytest.skip("PyTorch is too old", allow_module_level=True)
 
 from fastexchange import TorchOp, fast_args  # noqa: E402
-from fastexchange.calls import torch_boxed  # noqa: E402
-from fastexchange.producers.torch_offsets import guard  # noqa: E402
+from fastexchange.torch import boxed_operator as torch_boxed  # noqa: E402
+from fastexchange.torch.offsets import guard  # noqa: E402
 
 needs_views = pytest.mark.skipif(not guard().knows_views, reason="tensors are not read in memory here")
 needs_abi = pytest.mark.skipif(not torch_boxed._abi(), reason="PyTorch's C ABI lacks a function")

@@ -3,27 +3,15 @@
 from typing import Any
 
 from ..dispatch.runtime import runtime
-from . import (
-    buffer,
-    dunder,
-    forwarded,
-    functions,
-    ndarrays,
-    nothing,
-    numbers,
-    others,
-    sequences,
-    strings,
-    tensors,
-    torch_tensors,
-)  # fmt: skip
+from ..torch import tensor_kind
+from . import buffer, dunder, forwarded, functions, ndarrays, nothing, numbers, others, sequences, strings, tensors
 from .kind import Discovery
 
 __all__ = ["compare", "discover", "exports_itself", "fields_of", "learn", "learn_type"]
 
 _FIND = (
     numbers.find, nothing.find, strings.find, others.find_typed, ndarrays.find, sequences.find, functions.find,
-    torch_tensors.find, tensors.find, forwarded.find, dunder.find, buffer.find, others.find,
+    tensor_kind.find, tensors.find, forwarded.find, dunder.find, buffer.find, others.find,
 )  # fmt: skip
 """The kinds, in the order in which they are asked: the first that takes a type has it."""
 

@@ -111,7 +111,7 @@ class Discovery:
     holder: object = None
     """The capsule, which has to live as long as the type."""
     source: str = ""
-    """What gives the views if there are several ways: a key of ``torch_offsets.SOURCES``."""
+    """What gives the views if there are several ways: a key of ``torch.offsets.SOURCES``."""
 
     @property
     def path(self) -> str:

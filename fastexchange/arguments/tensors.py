@@ -10,8 +10,6 @@ from ..dispatch.frame import ARRAY_BYTES, EXPORT_BYTES
 from ..dispatch.pack import keep_tensor, pack_tensor
 from ..dispatch.reading import DRY_RUN, FLAG_ASKED, FLAG_MEMORY, has_no_room, note_array, runtime_of
 from ..dispatch.rows import frequent, go_on, is_of_type, leave
-from ..dispatch.torch_guard import guard_of, is_odd, is_short
-from ..dispatch.torch_queries import is_beyond, is_movable
 from ..dispatch.type_table import find as find_entry
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
@@ -33,6 +31,8 @@ from ..ground.dltensor import (
     refusal,
 )  # fmt: skip
 from ..ground.native import as_words, call_int, load, native, stack, store
+from ..torch.guard import guard_of, is_odd, is_short
+from ..torch.queries import is_beyond, is_movable
 from . import paddle
 from .kind import Discovery, Kind, reader
 from .tables import OwnTable, own_table

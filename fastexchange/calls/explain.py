@@ -23,14 +23,14 @@ from ..ground.omitted import OMITTED
 from ..ground.safe_repr import type_name
 from ..producers.framework import framework_of
 from ..producers.ndarray import dtype_of
-from ..producers.torch_offsets import SOURCES
+from ..torch.offsets import SOURCES
+from ..torch.tracing import operator_of
 from .carried_code import Content
 from .compile_errors import raise_named, why_none_takes
 from .fallback import as_numba_takes_it, check_arguments
 from .numba_type import UnknownType, is_tensor_by_itself
 from .outputs import shape_and_dtype
 from .resolve import Resolver
-from .torch_tracing import operator_of
 
 __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 

@@ -31,11 +31,11 @@ from ..ground.numba_internals import (
 from ..ground.once import cached_property, forkable_lock
 from ..ground.parameters import Parameters, flatten
 from ..producers.framework import frameworks_see
+from ..torch.traced import asks_is_traced, decorated, is_traced
 from .carried_code import CarriedCode, Content
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
 from .pickled import made_of, reduced_kernel
-from .traced import asks_is_traced, decorated, is_traced
 from .writes import check_outputs, warn_of_lost_fractions
 
 __all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
@@ -138,7 +138,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     def __call__(self, /, *args, **kwargs):
         """Make the calls that CPython does not pass to native code, and those that PyTorch's Dynamo traces."""
         if is_traced():
-            from .torch_tracing import call_traced
+            from ..torch.tracing import call_traced
 
             return call_traced(self, *args, **kwargs)
         return self._call_first(*args, **kwargs)
@@ -320,7 +320,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         if kernel_options.out is not None or kernel_options.mutates is not None:
             decorated[id(self)] = self
             if "torch" in sys.modules:
-                from .torch_tracing import find_by_name
+                from ..torch.tracing import find_by_name
 
                 find_by_name()
         if kernel_options.cuda is not None:
@@ -518,7 +518,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
         Source: ``torch.library``.
         """
-        from .torch_op import as_torch_op
+        from ..torch.operator import as_torch_op
 
         return as_torch_op(
             self, name, backward=backward, setup_context=setup_context, mutates=mutates, vmap=vmap, replace=replace
@@ -581,7 +581,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _call_by_operator(self, bound: tuple):
         """Make a call by the operator that the kernel registers itself. NotImplemented if there is none for these arguments."""
-        from .torch_tracing import call_symbolic
+        from ..torch.tracing import call_symbolic
 
         return call_symbolic(self, bound)
 

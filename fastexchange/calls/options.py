@@ -44,7 +44,7 @@ class KernelOptions(NamedTuple):
     @property
     def guard(self) -> int:
         """The index of the ``fx_guard`` for the kernel's tensors."""
-        from ..producers.torch_offsets import BITS_ALLOWED, GRAD_ALLOWED
+        from ..torch.offsets import BITS_ALLOWED, GRAD_ALLOWED
 
         return GRAD_ALLOWED * self.allows_grad | BITS_ALLOWED * self.storage
 

@@ -323,10 +323,10 @@ def _disk_cache() -> Iterator[Finding]:
 
 
 def _torch(torch) -> Iterator[Finding]:
-    from ..producers import torch_offsets
+    from ..torch import offsets
 
     section = "frameworks"
-    guard = torch_offsets.guard()
+    guard = offsets.guard()
     for what, knows, means in (
         ("keys", guard.knows_keys, "tensors whose memory is not their value"),
         ("storage", guard.knows_storage, "storages that were freed or shrunk"),
@@ -363,22 +363,22 @@ def _torch(torch) -> Iterator[Finding]:
 
 
 def _torch_operators(section: str, knows_layout: bool) -> Iterator[Finding]:
-    from ..calls.torch_boxed import why_by_python
-    from ..producers import torch_modes, torch_table
+    from ..torch import dispatch_table, modes
+    from ..torch.boxed_operator import why_by_python
 
-    if why := torch_modes.why_no_modes():
+    if why := modes.why_no_modes():
         text = f"not told natively, so Python makes the calls of operators, and of kernels that declare outputs: {why}"
         yield Finding(section, "torch: modes", SLOW, text, _REPORT)
     else:
         yield Finding(section, "torch: modes", OK, "verified: native code knows when one sees a call")
-    if why := torch_table.why_no_tables():
+    if why := dispatch_table.why_no_tables():
         text = f"not found, so PyTorch's dispatcher makes the calls of operators: {why}"
         yield Finding(section, "torch: dispatch tables", SLOW, text, _REPORT)
     else:
         yield Finding(section, "torch: dispatch tables", OK, "verified: native code knows whose implementation a call gets")
     if not knows_layout:
         return
-    if why := torch_modes.why_no_counts():
+    if why := modes.why_no_counts():
         text = f"not found, so PyTorch's dispatcher makes the calls of operators that write to arguments: {why}"
         yield Finding(section, "torch: version counters", SLOW, text, _REPORT)
     else:

@@ -189,8 +189,8 @@ class CudaKernel(Kernel, NativeCallable):
 
         The others are those of a kernel for the CPU. A backward pass is a function, or operators of such kernels.
         """
-        from ..calls.torch_op import as_torch_op
-        from .torch_op import LaunchedKernel
+        from ..torch.launched_kernel import LaunchedKernel
+        from ..torch.operator import as_torch_op
 
         what = f"{self.__qualname__}.as_torch_op()"
         launched = LaunchedKernel(self, launch, out, mutates, cpu, what)

@@ -16,11 +16,11 @@ from ..ground.cpython import PyErr_Occurred
 from ..ground.dlpack import CPU
 from ..ground.dltensor import DL_TENSOR, delete_managed, dl_tensor_at
 from ..ground.native import call_int, global_address, load, native, stack, store
+from ..torch.guard import guard_of, is_in_memory, is_odd, is_of
+from ..torch.queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from . import structs
 from .frame import EXPORT_BYTES, drop
 from .reading import DRY_RUN, FLAG_ASKED, is_owning
-from .torch_guard import guard_of, is_in_memory, is_odd, is_of
-from .torch_queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 
 TURNS = 3
 BY_PYTHON, STORAGES, BY_PYTORCH = range(TURNS)

@@ -16,9 +16,9 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import delete_managed
 from ..ground.native import call_int, external, global_address, larger, load, native, sizeof, stack, store
+from ..torch.queries import storage_of
 from . import structs
 from .kept import KEEPS_NOTHING, KEEPS_RESULT
-from .torch_queries import storage_of
 from .type_table import find
 
 NRT_MemInfo_alloc = external("NRT_MemInfo_alloc", types.intp, types.intp)  # argument: bytes of data behind the block, here 0

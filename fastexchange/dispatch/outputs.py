@@ -27,7 +27,7 @@ from ..ground.shape_program import (
     MAX_VARIABLES,
     evaluate,
 )
-from ..producers.torch_modes import is_mode_active
+from ..torch.modes import is_mode_active
 from . import structs
 from .binding import bind_into
 from .frame import drop, give_frame, take_frame

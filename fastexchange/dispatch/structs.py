@@ -75,7 +75,7 @@ typedef struct {
     int64_t vectorcall_any;     /* vectorcallfunc of the general path, which makes any call */
     int64_t leave_row;          /* result of the call (fx_frame *, status, position): of `vectorcall` */
     int64_t end_call, read_value, leave_tuple;   /* of `rows`, by its names */
-    int64_t check_tensor;       /* of `arguments.torch_tensors` */
+    int64_t check_tensor;       /* of `torch.tensor_kind` */
     int64_t begin_row, export_row, launch_row, call_kernel;     /* of `rows`, too */
     int64_t take_turn_of;       /* of `exports` */
     int64_t call_cached;        /* vectorcallfunc with two more arguments, fx_context *, fx_overload *: of cached calls */

@@ -9,7 +9,6 @@ from numba import types
 from ..arguments.tensors import is_writeable
 from ..dispatch import structs
 from ..dispatch.python_calls import call_method
-from ..dispatch.torch_guard import is_odd, is_short
 from ..dispatch.type_table import find
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
@@ -28,6 +27,7 @@ from ..ground.dltensor import (
     managed_at,
 )  # fmt: skip
 from ..ground.native import call_int, global_address, load, native, stack, store, struct_at
+from ..torch.guard import is_odd, is_short
 
 CDEF = """
 /* The context of from_dlpack or convert. */

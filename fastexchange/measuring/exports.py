@@ -15,7 +15,6 @@ from ..arguments import forwarded
 from ..arguments.buffer import PyBUF_STRIDED_RO_FORMAT, PyBuffer_Release, PyObject_GetBuffer
 from ..arguments.discovery import fields_of, learn_type
 from ..arguments.dunder import DUNDER
-from ..arguments.torch_tensors import TENSOR
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
 from ..exchange import wrappers
@@ -24,7 +23,8 @@ from ..ground.cfunction import cfunction
 from ..ground.dlpack import VERSION
 from ..ground.dltensor import DL_TENSOR_WORDS, delete_managed
 from ..ground.native import address_of, call_int, load, native, sizeof, stack, store
-from ..producers import torch_offsets
+from ..torch import offsets
+from ..torch.tensor_kind import TENSOR
 from .timing import Statement
 
 __all__ = ["statements_of"]
@@ -107,7 +107,7 @@ def _is_exported(value, is_read: bool) -> bool:
     """Whether a producer exports `value`. NumPy arrays are read in place, and so are PyTorch's tensors if `is_read`."""
     kind = fields_of(type(value))["kind"]
     if kind is TENSOR and is_read:
-        return not (torch_offsets.guard().knows_views and value.device.type == "cpu" and torch_offsets.guard().reads(value))
+        return not (offsets.guard().knows_views and value.device.type == "cpu" and offsets.guard().reads(value))
     return kind.exports != structs.EXPORTS_NEVER
 
 

@@ -100,7 +100,8 @@ def test_what_is_verified_is_not_decided_by_it(error, monkeypatch):
         (readable.os, "pipe", fail, lambda: readable.checked_address(id(new), 8)),
     ]
     if torch is not None:
-        from fastexchange.producers import torch_modes, torch_offsets
+        from fastexchange.torch import modes as torch_modes
+        from fastexchange.torch import offsets as torch_offsets
 
         verified += [(torch_offsets.Guard, "_find_keys", fail, torch_offsets.guard.__wrapped__)]
         verified += [

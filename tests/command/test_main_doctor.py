@@ -95,7 +95,7 @@ def test_what_is_slow(tmp_path):
         from fastexchange.ground import cpython
         checks = {**cpython.verify(), "float": False}
         cpython.verify = lambda: checks
-        from fastexchange.producers import torch_offsets
+        from fastexchange.torch import offsets as torch_offsets
         torch_offsets.Guard._find_storage = lambda self: 1 / 0
         """
     path = without(tmp_path, *(set(probe.FRAMEWORKS) - {"torch"}), code=textwrap.dedent(code))

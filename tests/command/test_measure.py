@@ -30,7 +30,7 @@ from fastexchange.ground.dlpack import ffi
 from fastexchange.measuring import judgement, overhead, timing, trial
 from fastexchange.measuring.exports import statements_of
 from fastexchange.measuring.restoring import Snapshot
-from fastexchange.producers import torch_offsets
+from fastexchange.torch import offsets as torch_offsets
 
 pytestmark = pytest.mark.filterwarnings("ignore:measure:RuntimeWarning")  # of noise: other things run beside the tests
 

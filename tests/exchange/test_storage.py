@@ -192,7 +192,7 @@ def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
         """
         import sys
         import pytest
-        from fastexchange.producers import torch_offsets
+        from fastexchange.torch import offsets as torch_offsets
         for name in sys.argv[1].split():
             setattr(torch_offsets.Guard, name, lambda self: False)
         import test_storage as tests

@@ -26,7 +26,7 @@ from fastexchange import fast_args  # noqa: E402
 from fastexchange._abi import ffi  # noqa: E402
 from fastexchange.dispatch.runtime import runtime  # noqa: E402
 from fastexchange.exchange.export import known  # noqa: E402
-from fastexchange.producers import torch_offsets as producer  # noqa: E402
+from fastexchange.torch import offsets as producer  # noqa: E402
 
 
 @numba.njit
@@ -336,7 +336,7 @@ def test_a_pytorch_that_is_otherwise_gets_the_same_answers(how):
     script = f"""
 import pytest, torch
 from fastexchange import explain
-from fastexchange.producers import torch_offsets as producer
+from fastexchange.torch import offsets as producer
 {OTHERWISE[how]}
 assert ("to_dlpack" in str(explain(torch.ones(3)))) == ({how!r} == "it has no table")
 guard = producer.guard()
@@ -397,7 +397,7 @@ def test_a_pytorch_whose_storages_native_code_cannot_ask():
     fork_python("""
         import torch
         from fastexchange import explain, fast_args
-        from fastexchange.producers import torch_offsets
+        from fastexchange.torch import offsets as torch_offsets
         torch_offsets.function_of = lambda descriptor: 0
         guard = torch_offsets.guard()
         assert guard.knows_all and not guard.can_ask

@@ -7,7 +7,7 @@ from forked import Stage, fork_python
 from torch_operators import torch
 
 from fastexchange import fast_args
-from fastexchange.calls.torch_declared import code_of
+from fastexchange.torch.declaration import code_of
 
 # ---- across processes ------------------------------------------------------------------------------------------------
 

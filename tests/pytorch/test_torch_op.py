@@ -14,8 +14,9 @@ from numba import objmode, prange
 from torch_operators import axpy_op, doubled, native_calls, scale, scale_op, tensors, torch
 
 from fastexchange import TorchOp, fast_args
-from fastexchange.calls import torch_boxed, torch_library
 from fastexchange.ground.numba_code import RUNS_PYTHON
+from fastexchange.torch import boxed_operator as torch_boxed
+from fastexchange.torch import library as torch_library
 
 nothing_compiled = torch_operators.nothing_compiled
 compiled_whole = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)

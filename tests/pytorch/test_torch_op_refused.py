@@ -10,7 +10,8 @@ from interpreter import run_python
 from torch_operators import doubled, needs_abi, refused, scale, scale_backward, scale_op, tensors, torch, transposed
 
 from fastexchange import fast_args
-from fastexchange.calls import torch_boxed, torch_library
+from fastexchange.torch import boxed_operator as torch_boxed
+from fastexchange.torch import library as torch_library
 
 nothing_compiled = torch_operators.nothing_compiled
 

@@ -6,7 +6,7 @@ import pytest
 from torch_operators import doubled, doubled_backward, native_calls, torch
 
 from fastexchange import fast_args
-from fastexchange.producers import torch_table
+from fastexchange.torch import dispatch_table as torch_table
 
 
 @fast_args

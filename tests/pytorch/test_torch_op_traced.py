@@ -18,10 +18,10 @@ from oracle import type_and_message
 from torch_operators import axpy, axpy_op, doubled, refused, scale, scale_op, tensors, torch, total
 
 from fastexchange import fast_args
-from fastexchange.calls import torch_tracing
-from fastexchange.calls.torch_backward import _call
-from fastexchange.calls.torch_tracing import name_of
-from fastexchange.producers import torch_modes
+from fastexchange.torch import modes as torch_modes
+from fastexchange.torch import tracing as torch_tracing
+from fastexchange.torch.backward import _call
+from fastexchange.torch.tracing import name_of
 
 nothing_compiled = torch_operators.nothing_compiled
 by_backend = pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -82,7 +82,7 @@ def test_a_pytorch_of_whose_modes_and_counters_nothing_is_known(change):
     assert torch_modes.why_no_modes() == torch_modes.why_no_counts() == ""
     fork_python(f"""
         import torch
-        from fastexchange.producers import torch_modes as modes
+        from fastexchange.torch import modes as modes
         {UNTOLD[change]}
         import test_torch_op_traced as tests
         tests.check_what_is_the_same({"counter" not in change})

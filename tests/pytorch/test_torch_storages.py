@@ -21,7 +21,7 @@ from oracle import references_kept  # noqa: E402
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
-from fastexchange.producers import torch_offsets as producer  # noqa: E402
+from fastexchange.torch import offsets as producer  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "first second")
 total = fast_args(lambda x: x.sum())

@@ -21,7 +21,7 @@ from fastexchange import fast_args  # noqa: E402
 from fastexchange._abi import ffi  # noqa: E402
 from fastexchange.exchange.export import known  # noqa: E402
 from fastexchange.ground.native import address_of  # noqa: E402
-from fastexchange.producers import torch_offsets as producer  # noqa: E402
+from fastexchange.torch import offsets as producer  # noqa: E402
 
 FIELDS = ("ndim", "sizes", "strides", "inline_ndim", "storage_offset", "device", "elements")
 needs_views = pytest.mark.skipif(not producer.guard().knows_views, reason="tensors are not read in memory here")
@@ -243,7 +243,7 @@ def _double(x):
 # ---- another source ------------------------------------------------------------------------------------------------
 
 UNKNOWN = """
-    from fastexchange.producers import torch_offsets
+    from fastexchange.torch import offsets as torch_offsets
     torch_offsets.Guard._find_views = lambda self: self.why.setdefault("views", "unknown") == ""
 """
 """Makes PyTorch's tensors of a process such as are not read in memory."""
@@ -271,7 +271,7 @@ def test_memory_that_turns_out_otherwise_is_read_no_more():
     assert fork_python("""
         import torch, fastexchange
         from fastexchange.exchange.export import known
-        from fastexchange.producers import torch_offsets
+        from fastexchange.torch import offsets as torch_offsets
         guard, first = torch_offsets.guard(), fastexchange.fast_args(lambda x: x.sum())
         assert {first(torch.ones(3)) for _ in range(4)} == {3} and guard.knows_views
         torch_offsets.Guard.reads = lambda self, tensor: False
@@ -291,8 +291,8 @@ def test_readers_come_with_the_package_or_are_compiled_for_other_offsets(inline_
     assert fork_python(f"""
         import torch, fastexchange
         from cache_entries import cache_entries
-        from fastexchange.arguments import torch_tensors
-        from fastexchange.producers import torch_offsets
+        from fastexchange.torch import tensor_kind as torch_tensors
+        from fastexchange.torch import offsets as torch_offsets
         torch_offsets.guard()._set(inline_ndim={inline_ndim})
         kernel = fastexchange.fast_args(lambda x: (x.ndim, x.sum()))
         for tensor in [torch.ones((2,) * ndim) for ndim in range(6)] + [torch.ones(3, 4).T, torch.ones(3, 4, 5)[:, ::2, 1]]:

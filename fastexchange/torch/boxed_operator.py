@@ -14,15 +14,15 @@ from typing import Any
 
 from .._abi import ffi
 from ..dispatch import structs
-from ..dispatch.boxed_kernel import MAX_ARGUMENTS, TORCH_NUMBERS, boxed_function, release_kept
 from ..dispatch.outputs import PROMOTED
 from ..ground.native import address_of
 from ..ground.once import for_ever, once
 from ..ground.promotion import NONE, promote
 from ..ground.safe_repr import type_name
-from ..producers.torch_modes import why_no_counts
-from ..producers.torch_offsets import c_function, guard
-from .torch_schema import Argument, Schema
+from .boxed_kernel import MAX_ARGUMENTS, TORCH_NUMBERS, boxed_function, release_kept
+from .modes import why_no_counts
+from .offsets import c_function, guard
+from .schema import Argument, Schema
 
 __all__ = ["BoxedKernel", "call_overload", "count_writes", "result_refused", "why_by_python"]
 

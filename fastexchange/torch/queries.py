@@ -4,12 +4,12 @@ Functions of a tensor may run Python code (a mode's, a finalizer's). They are ca
 any view is borrowed. Functions of a storage run no Python code, so the reading of the arguments calls them last.
 """
 
+from ..dispatch.structs import torch_queries_at
 from ..ground import cpython as c
 from ..ground.cpython import Py_TYPE
 from ..ground.dlpack import COMPLEX, INT, UINT
 from ..ground.native import call_word, global_address, load, native
-from .structs import torch_queries_at
-from .torch_guard import is_level_open
+from .guard import is_level_open
 
 
 @native

@@ -1,7 +1,7 @@
 """Registering kernels with PyTorch's dispatcher.
 
 An operator is what ``torch.compile``, ``torch.export`` and autograd see of a kernel: a schema, a *fake* implementation that gives
-the shapes of its results (both in ``torch_schema``), a backward pass (``torch_backward``), and the kernel itself for tensors with
+the shapes of its results (both in ``schema``), a backward pass (``backward``), and the kernel itself for tensors with
 memory. An operator and its kernel live as long as the process, because compiled graphs refer to the operator.
 
 Source: ``torch.library``.
@@ -12,14 +12,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ..calls.filled import is_debugging
 from ..ground.once import for_ever, forkable_lock
-from ..producers.torch_table import Table
-from .filled import is_debugging
-from .torch_backward import register_backward
-from .torch_boxed import BoxedKernel, count_writes, result_refused
-from .torch_declared import code_of, declaration_of, forget_compiled, forget_name, show_in_name, telling
-from .torch_schema import Schema, fake_of
-from .torch_transforms import refuse_gradients
+from .backward import register_backward
+from .boxed_operator import BoxedKernel, count_writes, result_refused
+from .declaration import code_of, declaration_of, forget_compiled, forget_name, show_in_name, telling
+from .dispatch_table import Table
+from .schema import Schema, fake_of
+from .transforms import refuse_gradients
 
 __all__ = ["Registered", "has_operators", "is_registered", "register", "registered_as"]
 
@@ -38,7 +38,7 @@ class Registered:
     def __init__(self, kernel, schema: Schema, options: tuple, overload, function, rows: list[int], libraries, boxed):
         self.kernel, self.schema, self.options, self.overload = kernel, schema, options, overload
         self.rows = rows
-        """Words of its dispatch table, as ``producers.torch_table.Table`` gives them."""
+        """Words of its dispatch table, as ``torch.dispatch_table.Table`` gives them."""
         self.depends: tuple[str, str] = "", ""
         """Digests of what compiled code depends on: its declaration, and its Python functions."""
         self._libraries, self._boxed = libraries, boxed

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..ground.safe_repr import shown
-from ..producers.torch_kinds import is_wrapper
-from .torch_schema import Schema
+from .odd_tensors import is_wrapper
+from .schema import Schema
 
 __all__ = ["register_backward"]
 

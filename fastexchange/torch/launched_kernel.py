@@ -5,11 +5,11 @@ from typing import Any
 
 from ..calls.kernel import FastKernel, Kernel
 from ..calls.options import checked_mutates, declared
-from ..calls.torch_schema import fake_of, schema_of
+from ..cuda.device_kernel import launcher_of
 from ..ground.omitted import OMITTED
 from ..ground.parameters import Parameters
 from ..ground.safe_repr import shown
-from .device_kernel import launcher_of
+from .schema import fake_of, schema_of
 
 __all__ = ["LaunchedKernel"]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from ..ground.once import once
 from ..ground.readable import checked_address, is_readable
-from .torch_offsets import alone
+from .offsets import alone
 
 __all__ = ["Table", "why_no_tables"]
 

@@ -14,15 +14,15 @@ from typing import Any
 from numba import types as numba_types
 from numba.np import numpy_support
 
+from ..calls import results
 from ..dispatch.overloads import METHODS
 from ..ground.numba_internals import overloads_of
 from ..ground.omitted import OMITTED
 from ..ground.once import once
-from . import results
-from .torch_boxed import call_overload
-from .torch_declared import declaration_of
-from .torch_library import has_operators, is_registered, register
-from .torch_schema import Schema, schema_of, with_outputs
+from .boxed_operator import call_overload
+from .declaration import declaration_of
+from .library import has_operators, is_registered, register
+from .schema import Schema, schema_of, with_outputs
 from .traced import decorated, mark_constant
 
 __all__ = ["call_symbolic", "call_traced", "find_by_name"]

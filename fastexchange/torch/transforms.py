@@ -11,8 +11,8 @@ Source: ``aten/src/ATen/functorch/DynamicLayer.cpp``.
 
 import itertools
 
-from ..producers.torch_kinds import is_differentiated
-from .torch_schema import Schema
+from .odd_tensors import is_differentiated
+from .schema import Schema
 
 __all__ = ["refuse_gradients"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from numba import types
 
 from .._abi import ffi
-from ..dispatch.torch_guard import is_odd, is_short
+from ..arguments import dunder, forwarded
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.dltensor import (
@@ -33,14 +33,14 @@ from ..ground.native import address_of, global_address, load, native
 from ..ground.once import once
 from ..ground.passing import reraise_passing
 from ..ground.pythonapi import PyCapsule_GetPointer
-from ..producers import torch
 from ..producers.python_side import python_side
-from ..producers.torch_offsets import GRAD_ALLOWED, guard
-from . import dunder, forwarded
+from . import checks
+from .guard import is_odd, is_short
+from .offsets import GRAD_ALLOWED, guard
 
 __all__ = ["is_usable", "managed_tensor_from_py_object_no_sync"]
 
-python_items = python_side("fastexchange.arguments.torch_capsule")
+python_items = python_side("fastexchange.torch.capsule")
 
 
 @native
@@ -94,7 +94,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 def is_usable(cls: type) -> bool:
     """Whether tensors of this type are exported here: their ``__dlpack__`` is PyTorch's own, with the verified behaviour."""
     framework: Any = sys.modules["torch"]
-    is_own = getattr(cls, "__dlpack__", None) is framework.Tensor.__dlpack__ and not torch.overrides_functions(cls)
+    is_own = getattr(cls, "__dlpack__", None) is framework.Tensor.__dlpack__ and not checks.overrides_functions(cls)
     return is_own and _is_verified()
 
 

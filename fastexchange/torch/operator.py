@@ -1,23 +1,23 @@
-"""Kernels as operators of PyTorch: ``kernel.as_torch_op``. See ``torch_library``."""
+"""Kernels as operators of PyTorch: ``kernel.as_torch_op``. See ``library``."""
 
 import re
 import sys
 
 from .._abi import ffi
 from ..arguments.discovery import learn_type
+from ..calls.options import checked_mutates
 from ..dispatch import structs
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
-from ..producers.torch_modes import why_no_counts, why_no_modes
-from .options import checked_mutates
-from .torch_boxed import call_overload
-from .torch_declared import declaration_of
-from .torch_library import Registered, has_operators, register, registered_as
-from .torch_schema import Argument, Schema, schema_of
-from .torch_tracing import find_by_name
+from .boxed_operator import call_overload
+from .declaration import declaration_of
+from .library import Registered, has_operators, register, registered_as
+from .modes import why_no_counts, why_no_modes
+from .schema import Argument, Schema, schema_of
 from .traced import asks_is_traced, is_traced
+from .tracing import find_by_name
 
 __all__ = ["TorchOp", "as_torch_op"]
 
@@ -56,7 +56,7 @@ class TorchOp(NativeCallable):
         is_native = self.kernel._vectorcall and not self._is_replaced and not self._is_checked and not why_no_modes()
         if not is_native or not self._rows or (self._schema.mutated and why_no_counts()):
             return
-        from ..dispatch.operator_call import vectorcall_operator
+        from .operator_call import vectorcall_operator
 
         torch = sys.modules["torch"]
         for each in (torch.Tensor, torch.nn.Parameter):  # the kernel may meet neither: PyTorch's dispatcher gives it handles

@@ -6,20 +6,22 @@ from typing import Any
 from numba import types
 
 from .._abi import ffi
+from ..arguments import dunder, forwarded
+from ..arguments.kind import OTHER, Discovery, Kind, reader
+from ..arguments.tables import EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type, own_table
+from ..arguments.tensors import EXPORTED, MEANING, PATH, borrowed_shape, functions_of, note_device, read_tensor
 from ..dispatch import structs
 from ..dispatch.frame import ARRAY_BYTES, EXPORT_BYTES
-from ..dispatch.pack import (
-    end_of_array,
-    flags_in_order,
-    misaligned_bits,
-    pack_contiguous,
-    pack_scattered,
-    pack_tensor,
-)  # fmt: skip
+from ..dispatch.pack import end_of_array, flags_in_order, misaligned_bits, pack_contiguous, pack_scattered, pack_tensor
 from ..dispatch.reading import DRY_RUN, has_no_room, note_array, runtime_of
 from ..dispatch.rows import SCRATCH, frequent, go_on, is_of_type, leave
 from ..dispatch.runtime import runtime
-from ..dispatch.torch_guard import (
+from ..ground.cfunction import CFunction, Library, cfunction
+from ..ground.dlpack import CPU
+from ..ground.dltensor import MAX_NDIM
+from ..ground.native import as_words, call_word, load, native, put, store, unlikely
+from . import capsule, checks, modes, offsets
+from .guard import (
     OFFSETS,
     Offsets,
     device_in_memory,
@@ -38,16 +40,7 @@ from ..dispatch.torch_guard import (
     shape_in_memory,
     view_in_memory,
 )
-from ..dispatch.torch_queries import is_movable
-from ..ground.cfunction import CFunction, Library, cfunction
-from ..ground.dlpack import CPU
-from ..ground.dltensor import MAX_NDIM
-from ..ground.native import as_words, call_word, load, native, put, store, unlikely
-from ..producers import torch, torch_modes, torch_offsets
-from . import dunder, forwarded, torch_capsule
-from .kind import OTHER, Discovery, Kind, reader
-from .tables import EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type, own_table
-from .tensors import EXPORTED, MEANING, PATH, borrowed_shape, functions_of, note_device, read_tensor
+from .queries import is_movable
 
 ITEMSIZE_SHIFT, ITEMSIZE_MASK = structs.DTYPE_SHIFT + 11, 31  # of the key of a tensor that is read in memory
 
@@ -140,7 +133,7 @@ def is_checked(ob, offsets, implementation, frame):
 def tensor_of(items, row_address, word, array_address, frame, rank, in_order, offsets):
     """A PyTorch tensor on the CPU, read in memory. `rank`: as for :func:`ndarrays.ndarray_of`.
 
-    `in_order`: whether its key says that it is C-contiguous, aligned and writable. `offsets`: :data:`torch_guard.Offsets`.
+    `in_order`: whether its key says that it is C-contiguous, aligned and writable. `offsets`: :data:`guard.Offsets`.
 
     `expected`: the kernel's ``fx_guard``, PyTorch's number of the dtype, and the bits of an address that are 0 if an element is
     aligned. The dtype is not odd: the tensor for which the row was made had the same.
@@ -280,8 +273,8 @@ def compare_memory(value) -> None:
     Once they differ, no tensor is read in memory, and the types are learnt anew. Tensors on a GPU are read there once one of them
     has been as PyTorch tells.
     """
-    if torch_offsets.guard().is_wrong_about(value):
-        torch_offsets.guard().distrust()
+    if offsets.guard().is_wrong_about(value):
+        offsets.guard().distrust()
         runtime().entries.remove_kind(TENSOR)
 
 
@@ -293,7 +286,7 @@ TENSOR = Kind(
 
 def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
     """``torch.Tensor`` and its subclasses."""
-    if not torch.is_tensor_type(cls):
+    if not checks.is_tensor_type(cls):
         return None
     found = own_table(cls, notes)
     if found is not None:
@@ -310,12 +303,12 @@ def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
         return None
     if not (hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")):
         return None
-    if torch_capsule.is_usable(cls):
+    if capsule.is_usable(cls):
         notes.append(
             f"it has no usable {EXCHANGE_ATTRIBUTE}: an owning export is a capsule of torch.utils.dlpack.to_dlpack"
         )
         source = _source_of_views(notes, has_table=False)
-        managed = torch_capsule.managed_tensor_from_py_object_no_sync.address
+        managed = capsule.managed_tensor_from_py_object_no_sync.address
         asked = {"managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1, "asks_python": 1, "device_kind": OTHER}
         # What is not read in memory is for Numba's dispatcher.
         return Discovery(TENSOR if source else dunder.DUNDER, asked, notes, source=source)
@@ -327,9 +320,9 @@ def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
 
 
 def _source_of_views(notes: list[str], has_table: bool = True) -> str:
-    """The source of most views of PyTorch's tensors, one of ``torch_offsets.SOURCES``; "" if each is exported."""
-    torch_modes.expect_modes()
-    guard = torch_offsets.guard()
+    """The source of most views of PyTorch's tensors, one of ``offsets.SOURCES``; "" if each is exported."""
+    modes.expect_modes()
+    guard = offsets.guard()
     if not guard.knows_all:
         return ""
     if guard.knows_views:
@@ -340,10 +333,10 @@ def _source_of_views(notes: list[str], has_table: bool = True) -> str:
 
 def _guard(cls: type, notes: list[str]) -> int:
     """The address of the ``fx_guard`` for tensors of this type."""
-    torch_modes.expect_modes()
+    modes.expect_modes()
     if runtime().is_native:
         runtime().add(read_tensor, check_tensor)
-    guard = torch_offsets.guard()
+    guard = offsets.guard()
     if not guard.knows_all:
         notes.append(
             "this PyTorch's tensors do not have the expected layout: PyTorch is asked about each, and each is exported"

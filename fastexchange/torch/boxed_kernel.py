@@ -16,19 +16,9 @@ import functools
 from llvmlite import ir
 from numba import types
 
-from ..ground import cpython as c
-from ..ground.cfunction import CodeUnit, cfunction, code_cache
-from ..ground.cpython import KERNEL_CONTEXT
-from ..ground.disk_cache import claiming
-from ..ground.dltensor import MAX_NDIM
-from ..ground.native import call_int, call_word, float_of, global_address, larger, load, native, stack, store
-from ..ground.numba_code import RUNS_PYTHON
-from ..ground.numba_internals import global_compiler_lock, target_context_with_references
-from ..ground.shape_program import MAX_NUMBER, MAX_VARIABLES
-from ..producers.torch_modes import count_write, has_counter
-from . import structs
-from .boxing import box_or_raise
-from .frame import (
+from ..dispatch import structs
+from ..dispatch.boxing import box_or_raise
+from ..dispatch.frame import (
     ARRAY_BYTES,
     MEMINFO_DTOR,
     MEMINFO_DTOR_INFO,
@@ -40,12 +30,22 @@ from .frame import (
     take_back,
     take_frame,
 )
-from .inline_cache import look_up
-from .outputs import PROMOTED, SCRATCH_WORDS, SHAPES_WORDS, compute_shapes
-from .python_calls import drop_error, take_error
-from .reading import FLAG_MEMORY
-from .torch_guard import guard_of, is_in_memory, is_odd_by, number_in_memory, rank_in_memory, view_in_memory
-from .type_table import find
+from ..dispatch.inline_cache import look_up
+from ..dispatch.outputs import PROMOTED, SCRATCH_WORDS, SHAPES_WORDS, compute_shapes
+from ..dispatch.python_calls import drop_error, take_error
+from ..dispatch.reading import FLAG_MEMORY
+from ..dispatch.type_table import find
+from ..ground import cpython as c
+from ..ground.cfunction import CodeUnit, cfunction, code_cache
+from ..ground.cpython import KERNEL_CONTEXT
+from ..ground.disk_cache import claiming
+from ..ground.dltensor import MAX_NDIM
+from ..ground.native import call_int, call_word, float_of, global_address, larger, load, native, stack, store
+from ..ground.numba_code import RUNS_PYTHON
+from ..ground.numba_internals import global_compiler_lock, target_context_with_references
+from ..ground.shape_program import MAX_NUMBER, MAX_VARIABLES
+from .guard import guard_of, is_in_memory, is_odd_by, number_in_memory, rank_in_memory, view_in_memory
+from .modes import count_write, has_counter
 
 MAX_ARGUMENTS = 16  # with the outputs
 STAND_IN_WORDS = 8

@@ -1,21 +1,21 @@
 """Calls of operators of PyTorch: straight to the kernel if the tensors are plain and no mode is active.
 
 If autograd alone has to see a call, it goes to the ``apply`` of the kernel's ``autograd.Function``. If a program has registered
-an implementation for such calls (``producers.torch_table``), PyTorch's dispatcher makes them.
+an implementation for such calls (``torch.dispatch_table``), PyTorch's dispatcher makes them.
 """
 
 from numba import types
 
+from ..dispatch import structs
+from ..dispatch.outputs import NO_MODE
+from ..dispatch.python_calls import call_method
+from ..dispatch.type_table import find
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, KERNEL_CONTEXT, OB_SIZE, Py_TYPE
 from ..ground.native import call_word, cstring, global_address, load, native, stack, store
-from ..producers.torch_modes import count_write, has_counter, is_mode_active
-from . import structs
-from .outputs import NO_MODE
-from .python_calls import call_method
-from .torch_guard import guard_of, is_odd, requires_grad_only
-from .type_table import find
+from .guard import guard_of, is_odd, requires_grad_only
+from .modes import count_write, has_counter, is_mode_active
 
 KERNEL_VECTORCALL = KERNEL_CONTEXT - (CALLABLE_CONTEXT - c.CALLABLE_VECTORCALL)
 

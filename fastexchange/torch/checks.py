@@ -2,7 +2,7 @@
 
 PyTorch 2.13's ``dltensor_from_py_object_no_sync`` also exports tensors whose memory is not their value (lazily conjugated or
 negated), without memory (fake, zero, wrapper tensors), or tracked by autograd. Native code finds these odd tensors
-(``producers.torch_offsets``). This module checks them again and raises the errors.
+(``torch.offsets``). This module checks them again and raises the errors.
 """
 
 import sys
@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import Any, cast
 
 from ..ground.dlpack import VERSION
-from . import torch_modes
-from .framework import Framework, register_framework
-from .torch_kinds import has_tangent, is_dispatch_mode_active, is_symbolic, private, why_no_memory, without_subclasses
-from .torch_offsets import dtypes_not_exported, guard, is_narrow, keys_of
-from .torch_storage import forbid_resizing
+from ..producers.framework import Framework, register_framework
+from . import modes
+from .odd_tensors import has_tangent, is_dispatch_mode_active, is_symbolic, private, why_no_memory, without_subclasses
+from .offsets import dtypes_not_exported, guard, is_narrow, keys_of
+from .storages import forbid_resizing
 
 __all__ = [
     "check_kind", "check_storage", "is_tensor", "is_tensor_type", "overrides_functions",
@@ -227,14 +227,14 @@ class _PyTorch(Framework):
             return False
         if are_declared:
             has_tensors = any(map(is_tensor, values))
-            if has_tensors or torch_modes.are_expected():
-                torch_modes.why_no_modes()  # asked now, as the next call may be native
+            if has_tensors or modes.are_expected():
+                modes.why_no_modes()  # asked now, as the next call may be native
             if has_tensors and is_dispatch_mode_active():
                 return True
         return any(map(is_symbolic, values))
 
     def why_calls_are_slow(self) -> str:
-        why = torch_modes.why_no_modes()
+        why = modes.why_no_modes()
         return f"native code cannot tell PyTorch's modes: {why}" if why else ""
 
     def numpy_expression(self, tensor) -> str:

@@ -1,16 +1,16 @@
 """Guards: find *odd* PyTorch tensors, whose memory is not their value or which autograd tracks, by reading their fields.
 
-Offsets and bits come from ``producers.torch_offsets``, which has verified them. Nothing here runs Python code, so borrowed
+Offsets and bits come from ``torch.offsets``, which has verified them. Nothing here runs Python code, so borrowed
 views stay valid.
 """
 
 from collections import namedtuple
 
+from ..dispatch import structs
 from ..ground import cpython as c
 from ..ground.dlpack import CPU
 from ..ground.dltensor import View
 from ..ground.native import call_int, load, native, unlikely
-from . import structs
 
 Offsets = namedtuple(
     "Offsets",

@@ -19,7 +19,7 @@ from ..ground.native import address_of, atomic_add, call_int, call_word, global_
 from ..ground.once import for_ever, once
 from ..ground.passing import reraise_passing
 from ..ground.readable import checked_address
-from .torch_offsets import alone, c_function, guard
+from .offsets import alone, c_function, guard
 
 __all__ = ["are_expected", "count_write", "expect_modes", "has_counter", "is_mode_active", "why_no_counts", "why_no_modes"]
 

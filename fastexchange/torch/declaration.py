@@ -22,8 +22,8 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import dependencies
-from .torch_schema import Schema
+from ..calls import dependencies
+from .schema import Schema
 
 __all__ = ["code_of", "declaration_of", "forget_compiled", "forget_name", "show_in_name", "telling"]
 

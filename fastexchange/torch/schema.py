@@ -22,7 +22,7 @@ from ..ground.dlpack_types import DLDataType
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import shown
 from ..ground.shape_notation import Pattern
-from ..producers.torch_kinds import has_tangent
+from .odd_tensors import has_tangent
 from .traced import decorated, mark_constant
 
 __all__ = ["Argument", "Schema", "fake_of", "schema_of", "with_outputs"]

@@ -2,7 +2,7 @@
 
 Each question to PyTorch costs a call. The answers are in memory: in the tensor's dispatch keys and its autograd metadata. This
 module finds the offsets and verifies them on tensors of every kind. If that fails, native code asks PyTorch's C functions
-(``dispatch.torch_queries``); if a tensor seems odd to native code, Python decides (``producers.torch.check``).
+(``torch.queries``); if a tensor seems odd to native code, Python decides (``torch.checks.check``).
 """
 
 import ctypes
@@ -23,8 +23,8 @@ from ..ground.native import address_of
 from ..ground.once import once
 from ..ground.passing import reraise_passing
 from ..ground.readable import checked_address
-from . import torch_samples as samples
-from .torch_storage import forbid_resizing_of, without_modes
+from . import samples
+from .storages import forbid_resizing_of, without_modes
 
 __all__ = [
     "BITS_ALLOWED",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 CDEF = """
-/* Offsets with which native code finds odd tensors of a framework: dispatch.torch_guard. 0: unknown, not checked. */
+/* Offsets with which native code finds odd tensors of a framework: torch.guard. 0: unknown, not checked. */
 typedef struct {
     int64_t object;             /* in a tensor's Python object: a pointer to the implementation */
     /* In the implementation: */
@@ -69,7 +69,7 @@ typedef struct {
     int64_t storage_offset;     /* of the first element in the storage, in elements */
     int64_t device;             /* two bytes: the device's type, 0 for the CPU, 1 for a GPU; and its index */
     int64_t cuda;               /* not an offset: DLPack's type of a GPU; 0: tensors there have not been tried yet */
-    int64_t elements;           /* int64_t[64]: by the dtype's number its `torch_samples.field_with_lanes`; 0: unknown */
+    int64_t elements;           /* int64_t[64]: by the dtype's number its `samples.field_with_lanes`; 0: unknown */
     int64_t is_grad_enabled;    /* bool (*)(void); 0: every tensor with autograd metadata is odd */
     int64_t queries;            /* fx_torch_queries *, 0 if one of them is missing */
     int64_t asks;               /* whether the framework is asked instead, because an offset is unknown */
@@ -528,7 +528,7 @@ class Guard:
         return checked_address(_word(tensor._cdata + self.native.autograd), _SCANNED_BYTES)
 
     def _is_watched(self, tensor) -> bool:
-        """Read ``tensor.requires_grad`` from memory, as ``dispatch.torch_guard`` does."""
+        """Read ``tensor.requires_grad`` from memory, as ``torch.guard`` does."""
         native = self.native
         if not _word(tensor._cdata + native.autograd):
             return False
