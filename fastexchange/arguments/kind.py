@@ -22,7 +22,7 @@ from ..ground.native import address_of
 __all__ = ["Discovery", "Kind", "reader"]
 
 MEANINGS: dict[str, str] = {}
-"""What ``explain`` says of each path."""
+"""What ``explain`` says of each path, and of each source of views."""
 PLACES = 10
 """Of row readers: see ``dispatch.inline_cache.place_of``."""
 
@@ -111,7 +111,7 @@ class Discovery:
     holder: object = None
     """The capsule, which has to live as long as the type."""
     source: str = ""
-    """What gives the views if there are several ways: a key of ``torch.offsets.SOURCES``."""
+    """What gives the views if there are several ways: a key of :data:`MEANINGS`."""
 
     @property
     def path(self) -> str:

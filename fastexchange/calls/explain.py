@@ -23,7 +23,6 @@ from ..ground.omitted import OMITTED
 from ..ground.safe_repr import type_name
 from ..producers.framework import framework_of
 from ..producers.ndarray import dtype_of
-from ..torch.offsets import SOURCES
 from ..torch.tracing import operator_of
 from .carried_code import Content
 from .compile_errors import raise_named, why_none_takes
@@ -53,7 +52,7 @@ class Explanation:
     """What gives a PyTorch tensor's view: ``memory`` or ``table``."""
 
     def __str__(self):
-        meaning = SOURCES.get(self.source) or MEANINGS[self.path]
+        meaning = MEANINGS.get(self.source) or MEANINGS[self.path]
         lines = [f"{self.type}: path {self.path} ({meaning})"]
         return "\n".join(lines + [f"  - {reason}" for reason in self.reasons])
 

@@ -4,7 +4,7 @@ Exports are made in three turns:
 
 1. BY_PYTHON: exports by Python code.
 2. STORAGES: hold the storages of PyTorch's tensors, and forbid resizing.
-3. BY_PYTORCH: export these tensors, and check each at once. This comes last, because Python code of the other turns (also by a
+3. NATIVELY: export these tensors, and check each at once. This comes last, because Python code of the other turns (also by a
    garbage collection) could change a tensor after its check.
 """
 
@@ -23,7 +23,7 @@ from .frame import EXPORT_BYTES, drop
 from .reading import DRY_RUN, FLAG_ASKED, is_owning
 
 TURNS = 3
-BY_PYTHON, STORAGES, BY_PYTORCH = range(TURNS)
+BY_PYTHON, STORAGES, NATIVELY = range(TURNS)
 
 
 @native

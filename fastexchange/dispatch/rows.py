@@ -21,7 +21,7 @@ from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE
 from ..ground.native import call_int, call_word, load, native, offset_of, stack, store, unlikely
 from . import structs
 from .boxing import box_or_raise
-from .exports import BY_PYTORCH, begin_export
+from .exports import NATIVELY, begin_export
 from .frame import ARRAY_BYTES, EXPORT_BYTES, give_frame, note_leaks, release
 from .inline_cache import have_types_of
 from .launch import launch
@@ -178,7 +178,7 @@ def export_row(items, row_address, word, array, frame_address):
     ob = load(frame.args + 8 * row.position)
     export = structs.export_at(frame.exports + EXPORT_BYTES * row.expected[1])
     # Another call, by Python code of an export, may have made other rows of these.
-    is_known = export.object == ob or (export.object == 0 and row.expected[0] != BY_PYTORCH)
+    is_known = export.object == ob or (export.object == 0 and row.expected[0] != NATIVELY)
     if not is_of_type(ob, row_address) or row.expected[1] >= frame.export_count or not is_known or export.managed != 0:
         return leave(row_address, frame_address, structs.STATUS_CHANGED)
     export.object = ob

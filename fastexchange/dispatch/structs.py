@@ -369,7 +369,6 @@ ENTRY_KIND, ENTRY_DEVICE_KIND = offset_of("fx_entry", "kind"), offset_of("fx_ent
 entry_at = struct_at("fx_entry")
 kind_at = struct_at("fx_kind")
 guard_at = struct_at("fx_guard")
-torch_queries_at = struct_at("fx_torch_queries")
 runtime_at = struct_at("fx_runtime")
 ROW_SIZE = sizeof("fx_row")
 row_at = struct_at("fx_row")

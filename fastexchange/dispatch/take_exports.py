@@ -11,7 +11,7 @@ from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import CPU
 from ..ground.native import load, stack, store
 from . import structs
-from .exports import BY_PYTORCH, STORAGES, TURNS, begin_export, has_turn, is_exported, take_turn
+from .exports import NATIVELY, STORAGES, TURNS, begin_export, has_turn, is_exported, take_turn
 from .frame import EXPORT_BYTES
 from .lists import may_hold_arrays, take_snapshot
 from .read_arguments import note_stop
@@ -84,7 +84,7 @@ def export_managed(context_address, frame_address, args, nargs, flags):
                     if has_turn(entry, turn):
                         status = take_turn(context, entry, export, turn, flags)
                         exported += turn != STORAGES
-                    is_waiting |= has_turn(entry, BY_PYTORCH)
+                    is_waiting |= has_turn(entry, NATIVELY)
             elif kind.form == structs.FORM_TUPLE:
                 if depth == structs.MAX_TUPLE_DEPTH:
                     status = structs.STATUS_NUMBA

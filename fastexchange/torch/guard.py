@@ -10,7 +10,7 @@ from ..dispatch import structs
 from ..ground import cpython as c
 from ..ground.dlpack import CPU
 from ..ground.dltensor import View
-from ..ground.native import call_int, load, native, unlikely
+from ..ground.native import call_int, load, native, struct_at, unlikely
 
 Offsets = namedtuple(
     "Offsets",
@@ -20,6 +20,7 @@ Offsets = namedtuple(
 """Fields of an ``fx_guard`` as compile-time constants."""
 
 OFFSETS = Offsets._fields
+queries_at = struct_at("fx_torch_queries")
 _LARGEST = 2**63 - 1
 
 
@@ -28,7 +29,7 @@ def is_level_open(guard):
     """Whether a level of forward-mode differentiation is open; tangents exist only within a level. GIL: held; no Python runs."""
     if guard.queries == 0:
         return True
-    queries = structs.torch_queries_at(guard.queries)
+    queries = queries_at(guard.queries)
     level = c.PyDict_GetItemWithError(queries.forward_names, queries.current_level)
     if level == 0:
         return True

@@ -30,7 +30,6 @@ __all__ = [
     "BITS_ALLOWED",
     "GRAD_ALLOWED",
     "GUARDS",
-    "SOURCES",
     "Guard",
     "dtypes_not_exported",
     "guard",
@@ -92,12 +91,6 @@ typedef struct {
 GRAD_ALLOWED = 1  # tensors that require grad are not odd
 BITS_ALLOWED = 2  # integers of less than a byte, stored one in a byte, are not odd
 GUARDS = 4
-
-SOURCES = {
-    "memory": "it is read in memory, where the verified layout has it",
-    "table": "its type's exchange table gives its view",
-}
-"""What gives the views of PyTorch's tensors, and what ``explain`` says of it."""
 
 _SCANNED_BYTES = 256  # the C++ objects of a tensor and of a view's autograd metadata are larger
 _WORD = 8

@@ -4,12 +4,11 @@ Functions of a tensor may run Python code (a mode's, a finalizer's). They are ca
 any view is borrowed. Functions of a storage run no Python code, so the reading of the arguments calls them last.
 """
 
-from ..dispatch.structs import torch_queries_at
 from ..ground import cpython as c
 from ..ground.cpython import Py_TYPE
 from ..ground.dlpack import COMPLEX, INT, UINT
 from ..ground.native import call_word, global_address, load, native
-from .guard import is_level_open
+from .guard import is_level_open, queries_at
 
 
 @native
@@ -45,7 +44,7 @@ def is_odd_if_asked(guard, ob, code, bits):
 
     `code`, `bits`: the dtype of its export. GIL: held; may run Python code.
     """
-    queries = torch_queries_at(guard.queries)
+    queries = queries_at(guard.queries)
     if guard.odd_types != 0 and bits == 8 and code in (INT, UINT):
         dtype = call_word(queries.dtype, (ob, 0))
         if dtype == 0:
@@ -65,7 +64,7 @@ def is_odd_if_asked(guard, ob, code, bits):
 @native
 def is_beyond(guard, storage, begin, end):
     """Whether some of a tensor's memory is outside its storage, which was freed, moved or shrunk. Runs no Python code."""
-    queries = torch_queries_at(guard.queries)
+    queries = queries_at(guard.queries)
     start = number(call_word(queries.data_ptr, (storage, 0)))
     return start == 0 or begin < start or end > start + number(call_word(queries.nbytes, (storage, 0)))
 
@@ -75,13 +74,13 @@ def is_movable(guard, storage):
     """Whether ``resize_()`` can free a storage's memory. Runs no Python code."""
     if guard.storage_movable != 0:
         return load(load(storage + guard.storage_object) + guard.storage_movable) & 0xFF != 0
-    return is_yes(call_word(torch_queries_at(guard.queries).resizable, (storage, 0)))
+    return is_yes(call_word(queries_at(guard.queries).resizable, (storage, 0)))
 
 
 @native
 def forbid_moving(guard, storage):
     """Make ``resize_()`` of a storage an error from now on. Runs Python code. If that fails, the storage stays movable."""
-    made = c.PyObject_CallOneArg(torch_queries_at(guard.queries).forbid_resizing, storage)
+    made = c.PyObject_CallOneArg(queries_at(guard.queries).forbid_resizing, storage)
     if made != 0:
         c.Py_DecRef(made)
     else:
@@ -93,7 +92,7 @@ def storage_of(guard, ob):
     """Return a new reference to a tensor's storage; 0, without an exception, if PyTorch gives none."""
     if guard.queries == 0:
         return 0
-    queries = torch_queries_at(guard.queries)
+    queries = queries_at(guard.queries)
     storage = call_word(queries.untyped_storage, (ob, 0))
     if storage == 0:
         c.PyErr_Clear()

@@ -7,7 +7,7 @@ from numba import types
 
 from .._abi import ffi
 from ..arguments import dunder, forwarded
-from ..arguments.kind import OTHER, Discovery, Kind, reader
+from ..arguments.kind import MEANINGS, OTHER, Discovery, Kind, reader
 from ..arguments.tables import EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type, own_table
 from ..arguments.tensors import EXPORTED, MEANING, PATH, borrowed_shape, functions_of, note_device, read_tensor
 from ..dispatch import structs
@@ -278,6 +278,7 @@ def compare_memory(value) -> None:
         runtime().entries.remove_kind(TENSOR)
 
 
+MEANINGS |= {"memory": "it is read in memory, where the verified layout has it", "table": MEANING}
 TENSOR = Kind(
     PATH, MEANING, structs.FORM_TENSOR, read_torch, _row_readers, fill_tensor_row, mark_tensor, read_tensor_shape,
     exports=structs.EXPORTS_IF_OWNING, schema_type="Tensor", is_read_on_device=True, compare=compare_memory,
@@ -320,7 +321,7 @@ def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
 
 
 def _source_of_views(notes: list[str], has_table: bool = True) -> str:
-    """The source of most views of PyTorch's tensors, one of ``offsets.SOURCES``; "" if each is exported."""
+    """The source of most views of PyTorch's tensors, a key of ``MEANINGS``; "" if each is exported."""
     modes.expect_modes()
     guard = offsets.guard()
     if not guard.knows_all:
