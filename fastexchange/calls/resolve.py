@@ -185,6 +185,9 @@ class Resolver:
                     learn(report.stopped_at)
                 except Exception as error:  # a type whose attributes raise
                     refused(kernel, report.position, error)
+                for value in self.bound:  # at once, so that no producer is asked again for each type
+                    with contextlib.suppress(Exception):  # raised when the reading stops there
+                        learn(value)
             elif status == structs.STATUS_UNKNOWN_SHAPE:
                 for position, value in enumerate(self.bound):
                     for _, item in flatten(position, value):
