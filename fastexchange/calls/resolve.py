@@ -23,12 +23,14 @@ from ..dispatch.signature import UnknownDtype, lists_in, numba_types
 from ..exchange.discovery import compare_memory, learn
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
 from ..ground.dtypes import lacks_dtype
+from ..ground.half import NotForHalf
 from ..ground.native import address_of
 from ..ground.numba_code import runs_python
 from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
 from ..ground.parameters import find_item, flatten
+from ..ground.passing import reraise_passing
 from ..producers import buffer, torch, torch_storage
-from .compile_errors import add_call
+from .compile_errors import add_call, why_not_compiled
 from .fallback import are_numbas, call_numba, copy_of, forget_frames
 from .results import check_argument
 
@@ -277,8 +279,13 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
         chosen = _overload_for(kernel, given)
     except TypingError as error:
         own = copy_of(error)
-    if own is not None:
         add_call(own, kernel, [*given], {})
+    except Exception as error:
+        if not isinstance(error, NotForHalf) and not any(map(lacks_dtype, given)):
+            raise
+        reraise_passing(error)
+        own = TypingError(why_not_compiled(error, kernel, [*given], {}))
+    if own is not None:
         raise own
     if chosen is None:
         return False
@@ -307,7 +314,7 @@ def _overload_for(dispatcher, given: tuple):
             with _without_warnings_of_lists(given):
                 dispatcher.compile(given)
         except Exception as error:
-            if any(map(lacks_dtype, given)):
+            if isinstance(error, NotForHalf) or any(map(lacks_dtype, given)):
                 raise
             forget_frames(error)
             if isinstance(error, (NumbaError, NotImplementedError)):  # Numba's dispatcher raises it, or passes literals

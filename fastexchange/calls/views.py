@@ -50,7 +50,7 @@ class Views:
                     return value
             items = [self.returned(kernel, bound, item) for item in result]
             return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
-        if type(result) is not np.ndarray:
+        if not issubclass(type(result), np.ndarray):
             return result
         origin: Any = None
         for tensor, view, viewed in self._tensors:
