@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import sys
 import warnings
 from typing import Any, cast
 
@@ -22,8 +23,8 @@ from ..dispatch.readers import DRY_RUN, FLAG_ASKED
 from ..dispatch.signature import UnknownDtype, lists_in, numba_types
 from ..exchange.discovery import compare_memory, learn
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
+from ..ground import half
 from ..ground.dtypes import lacks_dtype
-from ..ground.half import NotForHalf
 from ..ground.native import address_of
 from ..ground.numba_code import runs_python
 from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
@@ -281,7 +282,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
         own = copy_of(error)
         add_call(own, kernel, [*given], {})
     except Exception as error:
-        if not isinstance(error, NotForHalf) and not any(map(lacks_dtype, given)):
+        if not isinstance(error, half.NotForHalf) and not any(map(lacks_dtype, given)):
             raise
         reraise_passing(error)
         own = TypingError(why_not_compiled(error, kernel, [*given], {}))
@@ -311,10 +312,10 @@ def _overload_for(dispatcher, given: tuple):
     taken: tuple | None = given
     if can_compile(dispatcher):
         try:
-            with _without_warnings_of_lists(given):
+            with _without_warnings_of_lists(given), _boxing_half_precision():
                 dispatcher.compile(given)
         except Exception as error:
-            if isinstance(error, NotForHalf) or any(map(lacks_dtype, given)):
+            if isinstance(error, half.NotForHalf) or any(map(lacks_dtype, given)):
                 raise
             forget_frames(error)
             if isinstance(error, (NumbaError, NotImplementedError)):  # Numba's dispatcher raises it, or passes literals
@@ -327,6 +328,11 @@ def _overload_for(dispatcher, given: tuple):
     if compiled is None or compiled.objectmode:
         return None
     return taken, compiled
+
+
+def _boxing_half_precision():
+    known = sys.modules.get(half.__name__ + ".known")  # not imported: the kernel has no such arrays
+    return known.boxed_by_native_code() if known is not None else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

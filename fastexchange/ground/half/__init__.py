@@ -5,7 +5,12 @@ stored; LLVM makes vectors of the conversions. Importing ``known`` teaches Numba
 Numba is replaced: types, templates and casts of these types are registered.
 """
 
-__all__ = ["NotForHalf"]
+import threading
+
+__all__ = ["NotForHalf", "boxing"]
+
+boxing = threading.local()
+"""`is_of_bytes`: whether this thread makes code for results that native code replaces. It may make arrays of bytes of them."""
 
 
 class NotForHalf(TypeError):

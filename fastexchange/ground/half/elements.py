@@ -23,6 +23,7 @@ from numba.extending import (
 
 from ..dtype_registry import dtype_of
 from ..numba_internals import Conversion, lower_constant
+from . import boxing
 from .conversions import narrow, widen
 from .formats import FORMATS, Format
 
@@ -66,6 +67,8 @@ class Half(_EnumMember, types.Hashable):
         found = dtype_of(self.format.code, self.format.bits)
         if numba.config.DISABLE_JIT and found is not None:
             return found
+        if found is None and getattr(boxing, "is_of_bytes", False):
+            return _Named(f"V{self.bitwidth // 8}")
         if found is None:
             raise NumbaNotImplementedError(
                 f"NumPy has no dtype for {self}, of which an array has to be made; install ml_dtypes, which has one, or make an "

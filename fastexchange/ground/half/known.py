@@ -1,6 +1,7 @@
 """Numba's types of the formats by DLPack's types. Importing this module teaches Numba."""
 
 import contextlib
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,11 @@ from numba.extending import typeof_impl
 from numba.np.numpy_support import FROM_DTYPE
 
 from ..dtype_registry import dtype_of, key_of
-from . import operations, reductions  # noqa: F401 (register what they implement)
+from . import boxing, operations, reductions  # noqa: F401 (register what they implement)
 from .elements import TYPES, Half
 from .formats import FORMATS
 
-__all__ = ["TYPES", "TypedArray", "type_dtypes", "type_of_key"]
+__all__ = ["TYPES", "TypedArray", "boxed_by_native_code", "type_dtypes", "type_of_key"]
 
 with contextlib.suppress(ImportError):  # whose import registers the dtypes with NumPy; without it, NumPy has float16 only
     import ml_dtypes  # noqa: F401
@@ -38,6 +39,28 @@ _KEYS = {(form.code, form.bits): TYPES[form.name] for form in FORMATS}
 def type_of_key(code: int, bits: int) -> Half:
     """The type of elements of DLPack's type ``(code, bits)``, one of ``FORMAT_KEYS``."""
     return _KEYS[code, bits]
+
+
+class _Lowering(event.Listener):
+    """Notes whether the innermost pass of this thread's compilation makes machine code, also that which boxes results."""
+
+    def __init__(self):
+        self._thread, self._passes = threading.get_ident(), [False]
+
+    def on_start(self, event):
+        if threading.get_ident() == self._thread:
+            self._passes.append(event.data["name"].startswith("native_lowering"))
+            boxing.is_of_bytes = self._passes[-1]
+
+    def on_end(self, event):
+        if threading.get_ident() == self._thread:
+            self._passes.pop()
+            boxing.is_of_bytes = self._passes[-1]
+
+
+def boxed_by_native_code():
+    """A context in which a kernel is compiled whose results native code boxes: of arrays without a dtype it takes the bytes."""
+    return event.install_listener("numba:run_pass", _Lowering())
 
 
 def type_dtypes() -> None:
