@@ -49,7 +49,7 @@ class _Lowering(event.Listener):
 
     def on_start(self, event):
         if threading.get_ident() == self._thread:
-            self._passes.append(event.data["name"].startswith("native_lowering"))
+            self._passes.append(event.data["name"].startswith(("native_lowering", "native_parfor_lowering")))
             boxing.is_of_bytes = self._passes[-1]
 
     def on_end(self, event):

@@ -31,8 +31,8 @@ _FUNCTIONS = {
 }  # fmt: skip
 """Functions that copy elements, or none. Arithmetic is in ``operations``, and what follows is refused after ``reductions``."""
 _ATTRIBUTES = {
-    "T", "astype", "copy", "ctypes", "dtype", "fill", "flags", "flat", "flatten", "itemsize", "max", "mean", "min", "nbytes", "ndim",
-    "ravel", "reshape", "shape", "size", "strides", "sum", "transpose", "view",
+    "T", "astype", "copy", "ctypes", "dtype", "fill", "flags", "flat", "flatten", "itemsize", "max", "mean", "min", "nbytes",
+    "ndim", "ravel", "reshape", "shape", "size", "strides", "sum", "transpose", "view",
 }  # fmt: skip
 _OF_BITS = "and_", "or_", "xor", "lshift", "rshift", "invert", "iand", "ior", "ixor", "ilshift", "irshift", "matmul", "imatmul"
 
