@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import infer_getattr, intrinsic, overload, register_jitable
 
-from ..numba_internals import alloca_once, attribute_template, for_range_slice
+from ..numba_internals import AttributeTemplate, alloca_once, attribute_template, for_range_slice
 from .conversions import widen
 from .elements import Half
 
@@ -183,6 +183,15 @@ def _where(condition, x, y):
         half = kinds.pop()
         return lambda condition, x, y: np.where(condition, wide(x), wide(y)).astype(half)
     return lambda condition, x, y: np.where(condition, wide(x), wide(y))
+
+
+@infer_getattr
+class _Kind(AttributeTemplate):
+    key = types.DType
+    metadata = {"target": "cpu"}  # noqa: RUF012 (as Numba's templates have it)
+
+    def resolve_kind(self, dtype):
+        return types.StringLiteral("f") if isinstance(dtype.dtype, Half) else None
 
 
 @intrinsic
