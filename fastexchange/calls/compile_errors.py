@@ -96,6 +96,8 @@ def raise_named(kernel, bound: tuple, as_numba_takes_it) -> None:
 
     `as_numba_takes_it`: converts an argument to what the dispatcher gets.
     """
+    if kernel._is_interpreted:  # NumPy computes with what it has
+        return
     load_representations()
     for position, value in enumerate(bound):
         if value is OMITTED:

@@ -128,7 +128,8 @@ def test_constants():
 
 def of_the_same_elements(x):
     return (
-        x[1:, ::2], x.T, x[0][x[0] > 0], x[1, ::-1].copy(), np.concatenate((x, x)), np.where(x > 3, x, x[::-1]), x[1, np.array([2, 0])],
+        x[1:, ::2], x.T, x[0][x[0] > 0], x[1, ::-1].copy(), np.concatenate((x, x)), np.where(x > 3, x, x[::-1]),
+        x[1, np.array([2, 0])],
         np.full_like(x, 2), np.ones(2, x.dtype), np.zeros(2, x.dtype), x.astype(np.float32).astype(x.dtype), x.ravel(),
         x.reshape(3, 2).copy(), np.zeros_like(x), np.transpose(x), x.flatten(),
     )  # fmt: skip
@@ -470,7 +471,8 @@ def stored(x):
 
 
 @pytest.mark.parametrize("function", [
-    stored, lambda x: x[0].real, lambda x: x[0][0], lambda x: x[0](1), lambda x: "a" in x[0], lambda x: x.sum(axis=0), lambda x: x[0] is x[0],
+    stored, lambda x: x[0].real, lambda x: x[0][0], lambda x: x[0](1), lambda x: "a" in x[0], lambda x: x.sum(axis=0),
+    lambda x: x[0] is x[0],
 ])  # fmt: skip
 def test_what_numba_refuses(function):
     kernel = fast_args(function)

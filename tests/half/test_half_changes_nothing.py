@@ -52,7 +52,7 @@ def changed(before):
     """The paths of what `before`, parts and their code objects, had and Numba has no longer."""
     now = parts()
     return [
-        path for was, is_now in ((before[0], now), (before[1], codes(now))) for path in was if is_now.get(path) is not was[path]
+        path for was, is_now in zip(before, (now, codes(now)), strict=True) for path in was if is_now.get(path) is not was[path]
     ]  # fmt: skip
 
 
@@ -64,7 +64,8 @@ OF_TWO = (
     operator.add, operator.truediv, operator.pow, operator.iadd, operator.lt, operator.eq, operator.getitem, operator.lshift,
     min, max, divmod, np.maximum, np.add,
 )  # fmt: skip
-OF_ONE = abs, float, bool, round, np.sqrt, np.isnan, np.sum, np.mean, np.max, np.min, np.median, np.argmax, np.zeros, np.ones, np.sort
+ATTRIBUTES = "dtype", "shape", "T", "sum", "max", "argmax", "value"
+OF_ONE = abs, float, bool, round, np.sqrt, np.isnan, np.sum, np.mean, np.max, np.min, np.median, np.argmax, np.zeros, np.sort
 
 
 def typing_of(function, given):
@@ -81,7 +82,8 @@ def plain(x, y, n):
         t = x[0]
     y[:] = 2 * x + t
     y += x
-    return x.sum(), x.max(), np.mean(y), np.median(x), np.argmax(y), x.dtype.type(t), np.where(x > 1, x, 0)[0], x.T.shape, np.zeros(2)[0]
+    some = x.dtype.type(t), np.where(x > 1, x, 0)[0], x.T.shape, np.zeros(2)[0]
+    return x.sum(), x.max(), np.mean(y), np.median(x), np.argmax(y), some
 
 
 def refused(function, *arguments):
@@ -97,7 +99,7 @@ def behaviour():
     found: list = [typing_of(function, (kind,)) for function in OF_ONE for kind in KINDS]
     found += [typing_of(function, (one, other)) for function in OF_TWO for one in KINDS for other in KINDS]
     found += [context.unify_pairs(one, other) for one in NUMBERS for other in NUMBERS]
-    found += [str(context.resolve_getattr(kind, name)) for kind in KINDS for name in ("dtype", "shape", "T", "sum", "max", "argmax", "value")]
+    found += [context.resolve_getattr(kind, name) for kind in KINDS for name in ATTRIBUTES]
     halves, x = np.ones(2, np.float16), np.arange(5, dtype=np.float32)
     for parallel in (False, True):
         found.append(numba.njit(plain, parallel=parallel)(x, x.copy(), 1))

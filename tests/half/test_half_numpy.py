@@ -54,7 +54,8 @@ def test_what_is_not_compiled_is_refused_by_name_with_advice(operation):
 def test_it_is_refused_in_plain_njit_and_in_functions_that_kernels_call():
     inner = numba.njit(lambda x: np.median(x))
     for function in (inner, fast_args(lambda x: inner(x))):
-        with pytest.raises(TypeError if function is inner else TypingError, match=r"np\.median\(array\(bfloat16, 1d, C\)\) is not"):
+        error = TypeError if function is inner else TypingError
+        with pytest.raises(error, match=r"np\.median\(array\(bfloat16, 1d, C\)\) is not"):
             function(array_of(BFLOAT16, *VALUES))
     assert fast_args(lambda x: inner(x.astype(np.float32)))(array_of(BFLOAT16, *VALUES)) == 1.75
 

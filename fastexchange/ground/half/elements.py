@@ -22,7 +22,7 @@ from numba.extending import (
 )
 
 from ..dtype_registry import dtype_of
-from ..numba_internals import Conversion, lower_constant
+from ..numba_internals import Conversion
 from . import boxing
 from .conversions import narrow, widen
 from .formats import FORMATS, Format
@@ -159,11 +159,6 @@ def _is_true(context, builder, *given):
     half, value = (given[0], given[2]) if len(given) == 3 else (given[0].args[0], given[1][0])
     wide = widen(context, builder, value, half.format)
     return builder.fcmp_unordered("!=", wide, ir.FloatType()(0))
-
-
-@lower_constant(Half)
-def _constant(context, builder, half, value):
-    return ir.IntType(half.bitwidth)(half.format.encode(float(value)))
 
 
 @typeof_impl.register(Half)
