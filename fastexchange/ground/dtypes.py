@@ -214,7 +214,7 @@ def as_kernel_has_it(array: np.ndarray, dtype: np.dtype, storage: bool) -> np.nd
     if field is None:
         return array
     bits = bits_of(field, storage)
-    if bits is None and is_half(field) and not numba.config.DISABLE_JIT:
+    if bits is None and is_half(field) and not cast(Any, numba.config).DISABLE_JIT:
         from .half.known import TypedArray
 
         return array.view(TypedArray)

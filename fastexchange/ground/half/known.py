@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numba.core import event, types
@@ -68,7 +68,7 @@ def type_dtypes() -> None:
     for half in TYPES.values():
         dtype = dtype_of(half.format.code, half.format.bits)
         if dtype is not None:
-            FROM_DTYPE.setdefault(dtype, half)
+            cast(Any, FROM_DTYPE).setdefault(dtype, half)
 
 
 class TypedArray(np.ndarray):
