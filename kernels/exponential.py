@@ -16,8 +16,8 @@ from numba.extending import overload
 
 
 def is_narrow(dtype):
-    """Whether Numba's type of an element is a floating one of 16 bits or fewer."""
-    return isinstance(dtype, types.Float) and dtype.bitwidth <= 16
+    """Whether the type of an element is a floating one of 16 bits or fewer. It is none of Numba's own."""
+    return not isinstance(dtype, (types.Integer, types.Boolean)) and getattr(dtype, "bitwidth", 64) <= 16
 
 
 def exp(x):

@@ -10,14 +10,14 @@ from numba.core import types
 from numba.core.errors import TypingError
 
 from ..exchange.errors import argument
-from ..ground.numba_changes import operation_of
+from ..ground.half import NotForHalf
 from ..ground.numba_internals import has_representation, load_representations
 from ..ground.omitted import OMITTED
 from ..ground.parameters import item_of
 from ..ground.safe_repr import type_name
 
 __all__ = [
-    "add_call", "check_items", "not_declared", "raise_named", "why_none_takes", "why_not_compiled", "why_not_declared",
+    "add_call", "check_items", "is_half", "not_declared", "raise_named", "why_none_takes", "why_not_compiled", "why_not_declared",
     "without_representation",
 ]  # fmt: skip
 
@@ -33,15 +33,25 @@ def add_call(error: TypingError, kernel, positional: list, named: dict[str, Any]
 
 
 def why_not_compiled(error: BaseException, kernel, positional: list, named: dict[str, Any]) -> str:
-    """Numba's message for a kernel that it cannot compile, after a line with the kernel's name, its types and the operation."""
-    what = operation_of(error) or "the kernel"
-    line = f"{_call(kernel, positional, named)}: Numba cannot compile {what} for these argument types. It says:"
+    """The message for a kernel that cannot be compiled: a line with the kernel's name and its types, then Numba's own."""
+    if isinstance(error, NotForHalf):
+        return f"{_call(kernel, positional, named)}: {error}"
+    line = f"{_call(kernel, positional, named)}: Numba cannot compile the kernel for these argument types."
+    if any(map(is_half, [*positional, *named.values()])):
+        line += " What it cannot do with numbers of half precision, it can do with x.astype(np.float32)."
+    line += " It says:"
     if isinstance(error, NotImplementedError):
         line = (
             f"{_call(kernel, positional, named)}: Numba cannot compile the kernel for these argument types: a value in it, its "
             "result or a default is of a type that Numba has no code for on the CPU. It says:"
         )
     return f"{line}\n{error.args[0] if error.args else ''}"
+
+
+def is_half(value) -> bool:
+    """Whether an argument, or its type, is of half precision."""
+    numba_type: Any = value if isinstance(value, types.Type) else _type_of(value)
+    return hasattr(numba_type.dtype if isinstance(numba_type, types.Array) else numba_type, "format")
 
 
 def why_not_declared(error: BaseException, kernel, positional: list, named: dict[str, Any]) -> str:
@@ -86,6 +96,8 @@ def raise_named(kernel, bound: tuple, as_numba_takes_it) -> None:
 
     `as_numba_takes_it`: converts an argument to what the dispatcher gets.
     """
+    if kernel._is_interpreted:  # NumPy computes with what it has
+        return
     load_representations()
     for position, value in enumerate(bound):
         if value is OMITTED:

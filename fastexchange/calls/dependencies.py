@@ -470,7 +470,9 @@ def meaning_of(signature) -> list | None:
     found: list = []
     for numba_type in getattr(signature, "args", signature):
         module = type(numba_type).__module__
-        if (module.partition(".")[0] != "numba" and module != _HALF) or isinstance(numba_type, _NOT_DESCRIBABLE):
+        if module == _HALF:
+            continue
+        if module.partition(".")[0] != "numba" or isinstance(numba_type, _NOT_DESCRIBABLE):
             return None
         if not _is_found_again(getattr(numba_type, "instance_class", None)):
             return None

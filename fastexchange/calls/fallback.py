@@ -13,13 +13,16 @@ from ..dispatch import structs
 from ..exchange.convert import from_dlpack
 from ..exchange.errors import argument, check_tensors, mixed, refuse_value, refused, why_not_computed
 from ..exchange.export import exporter_of_another, numpy_view
-from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
+from ..ground import dtypes
+from ..ground.dtypes import NoNumbaType, as_kernel_has_it, dtype_field, is_native_order
+from ..ground.half import NotForHalf
 from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match
 from ..ground.omitted import OMITTED
 from ..ground.parameters import flatten, item_of
+from ..ground.passing import may_pass
 from ..producers.framework import PLAIN, framework_of
 from ..producers.ndarray import dtype_of
-from .compile_errors import add_call, check_items, raise_named, why_not_compiled, why_not_declared
+from .compile_errors import add_call, check_items, is_half, raise_named, why_not_compiled, why_not_declared
 from .numba_type import UnknownType, is_tensor_by_itself, let_numba_take, require_numba_type
 from .results import check_argument
 from .views import Views
@@ -159,6 +162,9 @@ def _reworded(kernel, bound: tuple, positional: list, named: dict, error: Except
         if own is not error:
             add_call(own, kernel, positional, named)
         return own
+    is_verdict = fails_to_compile(error) and not may_pass(error) and any(map(is_half, [*positional, *named.values()]))
+    if is_verdict or isinstance(error, NotForHalf):
+        return TypingError(why_not_compiled(error, kernel, positional, named))
     if isinstance(error, (NotImplementedError, TypeError)):
         raise_named(kernel, bound, as_numba_takes_it)
         if fails_to_compile(error) and isinstance(error, NotImplementedError):
@@ -231,7 +237,7 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
             else:
                 check_tensors(kernel, position, detached)
                 view = numpy_view(detached, fields.get("managed") or exporter_of_another(detached), kernel.storage)
-            viewed = _as_kernel_has_it(kernel, view)
+            viewed = as_kernel_has_it(view, dtype_of(view), kernel.storage)
             return viewed if views is None else views.add(value, view, viewed)
         except NoNumbaType as error:
             why = why_not_computed(error.field, value)
@@ -253,12 +259,14 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
                 error.patch_message(f"{argument(kernel, position)}: {advice}. Numba says: {error}")
                 raise
         try:
-            viewed = _as_kernel_has_it(kernel, value)
+            viewed = as_kernel_has_it(value, dtype_of(value), kernel.storage)
         except NoNumbaType as error:
             field = error.field
         else:
             return viewed if views is None else views.add(value, value, viewed)
         refuse_value(kernel, position, value, why_not_computed(field, value))
+    elif issubclass(cls, np.generic) and not kernel.storage and dtypes.is_half(dtype_field(np.dtype(cls)) or 0):
+        return np.float32(value)
     elif kind.form == structs.FORM_OTHER:
         check_items(kernel, position, value)
         require_numba_type(kernel, position, value)
@@ -306,13 +314,6 @@ def _refuse_large_ints(kernel, position, value) -> None:
 
 def _is_tensor(value) -> bool:
     return structs.is_tensor.py_func(fields_of(type(value))["kind"])
-
-
-def _as_kernel_has_it(kernel, array: np.ndarray) -> np.ndarray:
-    """Return `array`, or a view of it as integers if the kernel has ``storage=True``. Raises NoNumbaType."""
-    given = dtype_of(array)
-    dtype = as_kernel_has_it(given, kernel.storage)
-    return array if dtype is given else array.view(dtype)
 
 
 def _require_native_order(kernel, position: int, array: np.ndarray) -> None:

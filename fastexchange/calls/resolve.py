@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import sys
 import warnings
 from typing import Any, cast
 
@@ -24,13 +25,15 @@ from ..dispatch.overloads import AGAIN
 from ..dispatch.reading import DRY_RUN, FLAG_ASKED
 from ..dispatch.signature import lists_in
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
+from ..ground import half
 from ..ground.dtypes import lacks_dtype
 from ..ground.native import address_of
 from ..ground.numba_code import runs_python
 from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
 from ..ground.parameters import find_item, flatten
+from ..ground.passing import reraise_passing
 from ..producers.framework import framework_of
-from .compile_errors import add_call
+from .compile_errors import add_call, why_not_compiled
 from .fallback import are_numbas, call_numba, copy_of, forget_frames
 from .results import check_argument
 
@@ -282,8 +285,13 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
         chosen = _overload_for(kernel, given)
     except TypingError as error:
         own = copy_of(error)
-    if own is not None:
         add_call(own, kernel, [*given], {})
+    except Exception as error:
+        if not isinstance(error, half.NotForHalf) and not any(map(lacks_dtype, given)):
+            raise
+        reraise_passing(error)
+        own = TypingError(why_not_compiled(error, kernel, [*given], {}))
+    if own is not None:
         raise own
     if chosen is None:
         return False
@@ -309,10 +317,10 @@ def _overload_for(dispatcher, given: tuple):
     taken: tuple | None = given
     if can_compile(dispatcher):
         try:
-            with _without_warnings_of_lists(given):
+            with _without_warnings_of_lists(given), _boxing_half_precision():
                 dispatcher.compile(given)
         except Exception as error:
-            if any(map(lacks_dtype, given)):
+            if isinstance(error, half.NotForHalf) or any(map(lacks_dtype, given)):
                 raise
             forget_frames(error)
             if isinstance(error, (NumbaError, NotImplementedError)):  # Numba's dispatcher raises it, or passes literals
@@ -325,6 +333,11 @@ def _overload_for(dispatcher, given: tuple):
     if compiled is None or compiled.objectmode:
         return None
     return taken, compiled
+
+
+def _boxing_half_precision():
+    known = sys.modules.get(half.__name__ + ".known")  # not imported: the kernel has no such arrays
+    return known.boxed_by_native_code() if known is not None else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -50,8 +50,10 @@ class Views:
                     return value
             items = [self.returned(kernel, bound, item) for item in result]
             return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
-        if type(result) is not np.ndarray:
+        if not issubclass(type(result), np.ndarray):
             return result
+        if result.dtype.type is np.void and result.dtype.names is None:
+            raise TypeError(f"{kernel.__qualname__}(): NumPy has no dtype for its result; install ml_dtypes, which has one")
         origin: Any = None
         for tensor, view, viewed in self._tensors:
             is_readonly_view = viewed.flags.writeable and not result.flags.writeable

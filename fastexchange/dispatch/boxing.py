@@ -20,6 +20,7 @@ from ..ground.cpython import new_none
 from ..ground.disk_cache import claiming
 from ..ground.dlpack import field_of_type
 from ..ground.dtypes import FIRST_PARAMETRIC, dtype_field, lacks_dtype
+from ..ground.half import boxing
 from ..ground.native import call_word, load, native, offset_of
 from ..ground.numba_internals import (
     EnvironmentManager,
@@ -230,11 +231,14 @@ def _build_box(return_type):
     with context.push_code_library(unit.library):
         value = context.get_returned_value(builder, return_type, builder.load(pointer))
         boxed_type = return_type.type if isinstance(return_type, types.Optional) else return_type
+        boxing.is_of_bytes = True
         try:
             builder.ret(api.from_native_return(boxed_type, value, manager))
         except Exception as error:  # Numba's boxers raise any exception for a type that they cannot box outside of a kernel
             reraise_passing(error)
             raise UnsupportedEntry(f"a result of type {return_type}: {error}") from error
+        finally:
+            boxing.is_of_bytes = False
     unit.linked.append(runtime_library())
     return unit.finish(tuple(manager.objects))
 

@@ -129,7 +129,7 @@ def field_to_dtype(field: int) -> np.dtype:
 @functools.cache  # exceptions are not cached: a type may be registered later
 def field_to_numba(field: int):
     """Numba's own type for elements of this field, even if the CPU target lacks it. Raises NoNumbaType."""
-    if is_half(field):  # `half.known` lets Numba give these dtypes to the package's types
+    if is_half(field):  # `half` may let Numba give these dtypes to the package's types
         if field == _FLOAT16:
             return types.float16
         raise NoNumbaType(field)
@@ -201,24 +201,24 @@ def lacks_dtype(numba_type) -> bool:
     """Whether elements of a type, or of arrays in it, are numbers of ``half`` for which NumPy has no dtype: without ml_dtypes."""
     if isinstance(numba_type, types.BaseTuple):
         return any(map(lacks_dtype, cast(Any, numba_type).types))
-    form = getattr(getattr(numba_type, "dtype", numba_type), "format", None)
+    form = getattr(numba_type.dtype if isinstance(numba_type, types.Array) else numba_type, "format", None)
     return form is not None and dtype_registry.dtype_of(form.code, form.bits) is None
 
 
-def as_kernel_has_it(dtype: np.dtype, storage: bool) -> np.dtype:
-    """The dtype of an array of `dtype` in a kernel, by :func:`element_of`. Raises NoNumbaType.
+def as_kernel_has_it(array: np.ndarray, dtype: np.dtype, storage: bool) -> np.ndarray:
+    """The view of an array of `dtype` that Numba's dispatcher types by :func:`element_of`. Raises NoNumbaType.
 
-    Returns `dtype` also for arrays that Numba's dispatcher refuses with an error of its own.
+    Returns `array` also if the dispatcher refuses it with an error of its own.
     """
     field = dtype_field(dtype)
     if field is None:
-        return dtype
+        return array
     bits = bits_of(field, storage)
-    if bits is None and is_half(field):
-        from .half.known import learn_dtype, type_of_key
+    if bits is None and is_half(field) and not cast(Any, numba.config).DISABLE_JIT:
+        from .half.known import TypedArray
 
-        learn_dtype(type_of_key(*type_of_field(field)))  # Numba types the array
-    return bits or dtype
+        return array.view(TypedArray)
+    return array if bits is None else array.view(bits)
 
 
 def is_computed(field: int) -> bool:

@@ -1,7 +1,6 @@
 """Numba's code libraries and LLVM's modules: linked, sealed, kept, and what a kernel's code calls.
 
-The other half of ``numba_internals``: private names of Numba and llvmlite stand in these two files, in ``numba_extensions``,
-and in ``numba_changes``.
+The other half of ``numba_internals``: private names of Numba and llvmlite stand in these two files, and in ``numba_extensions``.
 """
 
 import contextlib

@@ -17,6 +17,7 @@ import pickle
 import re
 import sys
 import sysconfig
+import weakref
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
@@ -90,12 +91,13 @@ _get_type_class: Any = imported("numba.core.typing.bufproto", "get_type_class")
 _targets: Any = imported("numba.core.target_extension", "target_registry")
 _dispatchers: Any = imported("numba.core.target_extension", "dispatcher_registry")
 _CPU: Any = imported("numba.core.target_extension", "CPU", object)
-lower_constant: Any = imported("numba.core.imputils", "lower_constant")
 infer_global: Any = imported("numba.core.typing.templates", "infer_global")
 AbstractTemplate: Any = imported("numba.core.typing.templates", "AbstractTemplate", object)
 alloca_once: Any = imported("numba.core.cgutils", "alloca_once")
 for_range_slice: Any = imported("numba.core.cgutils", "for_range_slice")
 AttributeTemplate: Any = imported("numba.core.typing.templates", "AttributeTemplate", object)
+_make_attribute_template: Any = imported("numba.core.typing.templates", "make_overload_attribute_template")
+_make_method_template: Any = imported("numba.core.typing.templates", "make_overload_method_template")
 functions_of_math: Any = [each for each, _ in getattr(imported("numba.core.typing.mathdecl", "registry"), "globals", ())]
 supported_ufuncs: Any = imported("numba.core.typing.npydecl", "supported_ufuncs", ())
 Conversion: Any = imported("numba.core.typeconv", "Conversion")
@@ -144,6 +146,26 @@ def expect(what: str, found: Any, expected: Any) -> None:
 # one loads, or types, ends both with "generator already executing", or with half of the definitions. Two things take no lock, as
 # in Numba: reading a data model, and making a dispatcher, which modules do while they are imported (another thread may import
 # the module while it holds the compiler lock).
+
+
+def attribute_template(numba_type: Any, attribute: str, function: Callable, is_method: bool) -> Any:
+    """Make the template that ``overload_method`` or ``overload_attribute`` would register for the CPU, to be inlined."""
+    make = _make_method_template if is_method else _make_attribute_template
+    return make(numba_type, attribute, function, inline="always", target="cpu")
+
+
+@global_compiler_lock
+def functions_of_numpy() -> list:
+    """The functions of NumPy that Numba compiles, also ufuncs, but no classes."""
+    context = cpu_target.typing_context
+    cpu_target.target_context.refresh()  # imports what defines them
+    context.refresh()
+    known = [each() if isinstance(each, weakref.ref) else each for each in context._globals]
+    return [each for each in known if not isinstance(each, type) and _is_numpys(each)]
+
+
+def _is_numpys(thing: Any) -> bool:
+    return isinstance(thing, np.ufunc) or (callable(thing) and str(getattr(thing, "__module__", "")).partition(".")[0] == "numpy")
 
 
 # ---- types in memory -------------------------------------------------------------------------------------------------

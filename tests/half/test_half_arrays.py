@@ -117,19 +117,10 @@ def test_pythons_numbers_keep_their_types():
 
 
 CONSTANT = half.bfloat16(3.14159)
-TABLE = np.array([1.5, 2.5], ml_dtypes.bfloat16)
-HALVES = np.array([1.5, 2.5], np.float16)
-LARGE = np.full(600_000, 2.5, ml_dtypes.bfloat16)  # so large that Numba does not copy it
 
 
-def test_constants_and_constant_arrays():
-    places = fast_args(lambda x: (x[0] * CONSTANT, HALVES[1], TABLE[1], TABLE[::-1][0] * TABLE.size, LARGE[599_999]))
-    assert places(array_of(BFLOAT16, 1.0)) == (3.140625, 2.5, 2.5, 5.0, 2.5)
-    kernel = fast_args(lambda: (TABLE, LARGE))
-    for _ in range(CALLS):
-        small, large = kernel()
-        assert small.dtype == large.dtype == ml_dtypes.bfloat16 and small.tolist() == TABLE.tolist()
-        assert large[599_999] == 2.5 and np.shares_memory(large, LARGE)
+def test_constants():
+    assert fast_args(lambda x: x[0] * CONSTANT)(array_of(BFLOAT16, 1.0)) == 3.140625
 
 
 # ---- what a kernel can do with an array: as with float32 -------------------------------------------------------------
@@ -137,21 +128,23 @@ def test_constants_and_constant_arrays():
 
 def of_the_same_elements(x):
     return (
-        x[1:, ::2], x.T, x[0][x[0] > 0], np.sort(x[1, ::-1]), np.concatenate((x, x)), np.where(x > 3, x, x[::-1]),
-        np.full_like(x, 2), np.ones(2, x.dtype), x.astype(np.float32).astype(x.dtype),
+        x[1:, ::2], x.T, x[0][x[0] > 0], x[1, ::-1].copy(), np.concatenate((x, x)), np.where(x > 3, x, x[::-1]),
+        x[1, np.array([2, 0])],
+        np.full_like(x, 2), np.ones(2, x.dtype), np.zeros(2, x.dtype), x.astype(np.float32).astype(x.dtype), x.ravel(),
+        x.reshape(3, 2).copy(), np.zeros_like(x), np.transpose(x), x.flatten(),
     )  # fmt: skip
 
 
 def of_what_numpy_promotes_to(x):
     return (
         x.astype(np.float32), x.astype(np.float64), 2 * x, x + x, -x, x > 2, x * np.ones(3), np.sqrt(x), np.exp(x), np.isnan(x),
-        x.sum(axis=0), x.cumsum(), np.outer(x[0], x[1]), np.dot(x, np.ascontiguousarray(x.T)),
+        np.concatenate((x, np.ones((1, 3)))), x.astype(np.float32).sum(axis=0),
     )  # fmt: skip
 
 
 def numbers_of_arrays(x):
     return (
-        x.sum(), np.sum(x), x.max(), x.min(), x.mean(), x[1:].prod(), x.argmax(), x.var(), np.median(x), x[:, ::2].sum(),
+        x.sum(), np.sum(x), x.max(), x.min(), x.mean(), x[:, ::2].sum(), np.max(x), np.min(x), np.mean(x),
         x.T[1:].max(), np.any(x > 4), x.itemsize * 1000 // x.nbytes, sum(list(x.flat)), sum([v for row in x for v in row]),
         sum([a * b for a, b in zip(x[0], x[1])]), sum([i * v for i, v in enumerate(x[0])]),  # noqa: B905 (Numba has no strict)
     )  # fmt: skip
@@ -210,9 +203,6 @@ def test_operations_in_place(form):
     assert code_of(y).tolist() == nearest(form, 2 * numbers(form)[code_of(x)] + 1).tolist()
 
 
-vectorised = numba.vectorize(lambda a, b: a * b + 1)
-
-
 def changed(x):
     masked, subtracted, found = np.zeros(x.shape, x.dtype), x.copy(), set()
     masked[x > 0] = x[x > 0]
@@ -224,9 +214,8 @@ def changed(x):
 
 def with_arrays(x):
     return (
-        x[0] * x, x > x[0], np.maximum(x, x[0]), x[0] + np.ones(4, np.complex64), np.where(x > 0, x, 0),
-        np.round(x), np.round(x[1]), np.around(x, 1), np.divmod(x, x + 5), np.array([x[0], x[1]]), np.isnan(x[:0].mean()),
-        x.reshape(2, 2).sum() + np.exp(np.asarray(x[2])), vectorised(x, x), vectorised(x[0], x[1]),
+        x[0] * x, x > x[0], np.maximum(x, np.float32(x[0])), x[0] + np.ones(4, np.complex64), np.where(x > 0, x, 0),
+        np.divmod(x, x + 5), np.isnan(x[:0].mean()), x.reshape(2, 2).sum(), x - x[1] + 2 * x,
     )  # fmt: skip
 
 
@@ -283,12 +272,12 @@ def sum_of(x):
 
 
 def sums(x):
-    return x.sum(), np.mean(x), x.max(), np.min(x), x.std()
+    return x.sum(), np.mean(x), x.max(), np.min(x), (x[:-1] * x[1:]).sum()
 
 
 def test_reductions_in_parallel():
-    """Loops of several threads: Numba's own would add one number after the other, and know no maximum."""
-    kernel, largest = kernel_of(sums, parallel=True), fast_args(lambda x: x.max(), parallel=True)
+    """Numba's own, which it puts in the place of what it knows by name, would overlook NaN."""
+    kernel, largest = fast_args(sums, parallel=True), fast_args(lambda x: x.max(), parallel=True)
     for count in (1, 63, 16384, 50_001):
         x = tensor_of(BFLOAT16, *np.random.default_rng(11).normal(size=count))
         wide = x.float().numpy()
@@ -301,16 +290,8 @@ def test_reductions_in_parallel():
     assert largest(np.arange(5.0)) == 4  # by Numba's own loops
 
 
-def test_reductions_in_parallel_do_not_depend_on_the_number_of_threads():
-    x, found = tensor_of(BFLOAT16, *np.random.default_rng(12).normal(size=100_000)), set()
-    for threads in range(1, numba.config.NUMBA_NUM_THREADS + 1):
-        numba.set_num_threads(threads)
-        found.add(kernel_of(sums, parallel=True)(x))
-    assert len(found) == 1
-
-
 def test_parallel_kernels():
-    """What Numba's parallel passes make of arrays: loops over whole arrays, ``x.dtype``, sums of threads."""
+    """What Numba's parallel passes make of arrays: loops over whole arrays, new arrays, ``x.dtype``, sums of threads."""
 
     def made(x):
         y, total = np.empty(x.size, x.dtype), np.float32(0)
@@ -319,31 +300,22 @@ def test_parallel_kernels():
             total += x[i]
         z = np.zeros_like(x)
         z[:] = x * x + 1
-        return y, total, z, np.dot(x, x), np.ones_like(x).sum(), np.exp(x[:1])
+        return y, total, z, np.ones(3, x.dtype), np.zeros(x.shape, half.bfloat16), np.exp(x[:1])
 
     x = tensor_of(BFLOAT16, *range(8))
-    y, total, z, dot, ones, exponential = fast_args(made, parallel=True)(x)
+    y, total, z, ones, zeros, exponential = fast_args(made, parallel=True)(x)
     assert y.dtype == z.dtype == x.dtype and y.tolist() == (2 * x).tolist() and z.tolist() == (x * x + 1).tolist()
-    assert (total, dot, ones, exponential.tolist()) == (28, 140, 8, [1.0])
+    assert (total, ones.tolist(), zeros.tolist(), exponential.tolist()) == (28, [1.0] * 3, [0.0] * 8, [1.0])
 
 
-# ---- tuples, lists, records, outputs, options ------------------------------------------------------------------------
+# ---- tuples, lists, outputs, options ------------------------------------------------------------------------
 
 
-def test_tuples_lists_and_records():
+def test_tuples_and_lists():
     x = array_of(BFLOAT16, *VALUES)
     assert fast_args(lambda x: ((x[0], (x[1], 1)), [x[0], x[1]]))(x) == ((1.0, (2.0, 1)), [1.0, 2.0])
     first, (second, number) = fast_args(lambda pair: (pair[0][1:], (pair[1], 2)))((x, tensor(BFLOAT16, code_of(x))))
     assert type(first) is type(x) and isinstance(second, torch.Tensor) and number == 2
-
-    @fast_args
-    def read_and_write(x):
-        x[0].a = 3.14159
-        return x[1].a * x[1].b
-
-    for field in ("f2", ml_dtypes.bfloat16):
-        x = np.array([(1.5, 2), (2.5, 3)], [("a", field), ("b", "i4")])
-        assert read_and_write(x) == 7.5 and float(x["a"][0]) == float(np.array(3.14159, field))
 
 
 @of_one
@@ -452,25 +424,20 @@ def doubled(x, scalar):
 @of_each
 def test_plain_njit(form):
     x = array_of(form, *VALUES)
+    if form.name == "float16":
+        with pytest.raises(NotImplementedError, match="float16"):  # Numba's own type, as without this package
+            doubled(x, form.dtype.type(1.5))
+        return
     same_one, number, copied, more, made = doubled(x, form.dtype.type(1.5))
     assert same_one is x and x.astype(float).tolist() == [2, 4, 6] and (number, type(number), more) == (2.0, float, 2.5)
     assert numba.typeof(x).dtype == getattr(half, form.name)
     assert copied.dtype == form.dtype and made.dtype == ml_dtypes.bfloat16
 
 
-def test_plain_njit_in_a_fresh_process():
-    fork_python("""
-        import numba, numpy as np
-        try:
-            numba.njit(lambda x: x[0])(np.ones(2, np.float16))
-        except NotImplementedError:
-            pass
-        else:
-            raise AssertionError("Numba has learned float16")
-        import fastexchange.half, ml_dtypes
-        for dtype in (np.float16, ml_dtypes.bfloat16):
-            assert numba.njit(lambda x: x[0] + x[1])(np.ones(2, dtype)) == 2.0
-    """)
+def test_scalars_in_calls_by_numbas_dispatcher():
+    kernel = fast_args(lambda x, part: x + 1)
+    for value in (np.float16(1.5), ml_dtypes.bfloat16(1.5)):
+        assert kernel(value, slice(0, 2)) == 2.5
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
@@ -499,54 +466,23 @@ def test_numbas_float16_in_a_signature_is_the_packages(signature):
 # ---- bad input -----------------------------------------------------------------------------------------------------
 
 
-@numba.njit
-def masked(x):
-    return x[0] & 1
-
-
-def shifted_in_place(x):
-    x <<= 1
-
-
 def stored(x):
     x[0] = "a"
 
 
-@numba.njit
-def stored_at(x, i, value):
-    x[i] = value
-
-
-HAVE_NOT = {
-    "bfloat16 << int64": lambda x: x[0] << 1,
-    "~bfloat16": lambda x: ~x[0],
-    "matmul(bfloat16, bfloat16)": lambda x: x[0] @ x[1],
-    "array(bfloat16, 1d, C) <<= int64": shifted_in_place,
-    "bfloat16 % unicode_type": lambda x: x[0] % "a",
-    "unicode_type in bfloat16": lambda x: "a" in x[0],
-    "gcd(bfloat16, int64)": lambda x: np.gcd(x[0], 3),
-    "bfloat16 & int64": lambda x: np.sum(x) + masked(x),
-    "bfloat16.real_part": lambda x: x[0].real_part,
-    "array(bfloat16, 1d, C).take(unicode_type)": lambda x: x.take("a"),
-    "array(bfloat16, 1d, C).sum(where=bool)": lambda x: x.sum(where=True),
-    "array(bfloat16, 1d, C).max(dtype=class(float64))": lambda x: x.max(dtype=np.float64),
-    "array(bfloat16, 1d, C).sum(int64, class(float64), int64)": lambda x: x.sum(0, np.float64, 3),
-    "getitem(bfloat16, int64)": lambda x: x[0][0],
-    "bfloat16(int64)": lambda x: x[0](1),
-    "array(bfloat16, 1d, C)[int64] = unicode_type": stored,
-    "array(bool, 1d, C)[int64] = array(bfloat16, 1d, C)": lambda x: stored_at(x > 0, 0, x),
-}
-
-
-@pytest.mark.parametrize("operation", HAVE_NOT)
-def test_operations_that_numbers_have_not(operation):
-    kernel = fast_args(HAVE_NOT[operation])
+@pytest.mark.parametrize("function", [
+    stored, lambda x: x[0].real, lambda x: x[0][0], lambda x: x[0](1), lambda x: "a" in x[0], lambda x: x.sum(axis=0),
+    lambda x: x[0] is x[0],
+])  # fmt: skip
+def test_what_numba_refuses(function):
+    kernel = fast_args(function)
     for x in (array_of(BFLOAT16, *VALUES), tensor_of(BFLOAT16, *VALUES)):  # Numba keeps the exception
         with pytest.raises(TypingError) as raised:
             kernel(x)
         line, _, numbas = str(raised.value).partition("\n")
-        called = f"{kernel.__qualname__}(x: array(bfloat16, 1d, C))"
-        assert line == f"{called}: Numba cannot compile {operation} for these argument types. It says:" and numbas
+        called = f"{kernel.__qualname__}(x: array(bfloat16, 1d, C)): Numba cannot compile the kernel for these argument types. "
+        assert line == called + "What it cannot do with numbers of half precision, it can do with x.astype(np.float32). It says:"
+        assert numbas
 
 
 def test_an_error_without_half_precision_is_numbas():

@@ -54,23 +54,11 @@ def arguments_and_results():
         assert asking(x) > 50
     x = torch.ones(3, dtype=torch.bfloat16)
     assert torch.equal(fast_args(alike, parallel=True)(x), 2 * x)
-    refused(numba.TypingError, "^[^\n]*compile bfloat16 << int64 for", fast_args(lambda x: x[0] << 1), x, times=1)
-    nothing = r"^[^\n]*compile array\(bfloat16, 1d, C\)\.nothing for"
+    refused(numba.TypingError, r"operator\.lshift\(bfloat16, int64\) is not", fast_args(lambda x: x[0] << 1), x, times=1)
+    nothing = r"array\(bfloat16, 1d, C\)\.nothing is not compiled"
     refused(numba.TypingError, nothing, fast_args(lambda x: x.nothing), x, times=1)
     refused(numba.TypingError, nothing, fast_args(lambda pair: pair[0].nothing), (x, 1), times=1)
     refused(BufferError, "ml_dtypes", fast_args(lambda x: np.ones(2, half.bfloat16)), np.ones(2))
-
-
-def functions_of_numpy():
-    from half_functions import numbers_in, of_complex_parts, of_ranges
-
-    wide = np.array([1.5, 0.5, 3.0, 2.0], np.float32)
-    x = torch.tensor(wide).to(torch.bfloat16)
-    for function in (of_ranges, of_complex_parts):
-        assert np.allclose(numbers_in(fast_args(function)(x)), numbers_in(function(wide)), rtol=0.01)
-    assert fast_args(lambda x: np.finfo(x.dtype).max)(x) == torch.finfo(torch.bfloat16).max
-    fast_args(lambda x: np.fill_diagonal(x.reshape(2, 2), x[2]))(x)
-    assert x.tolist() == [3.0, 0.5, 3.0, 3.0]
 
 
 def variables():
@@ -85,28 +73,25 @@ def made(n):
 
 
 def what_needs_ml_dtypes():
-    """Results of plain Numba would be bytes, and so would what NumPy passes to a function of ``vectorize``."""
+    """Numba's own code for a result, and NumPy's loops."""
     made_, x = numba.njit(made), torch.ones(3, dtype=torch.bfloat16)
-    assert fast_args(lambda x: made_(2)[1] + x[0])(x) == 2.5  # as part of a kernel it computes
     for function in (made, lambda n: (made_(n), 1), lambda n: [made_(n)]):
-        refused(TypeError, "install ml_dtypes", numba.njit(function), 2)
+        refused(numba.TypingError, "install ml_dtypes", numba.njit(function), 2)
+    assert fast_args(lambda x: np.full(2, 1.5, half.bfloat16)[1] + x[0])(x) == 2.5
     refused(BufferError, "ml_dtypes", fast_args(lambda x, part: x[part]), x, slice(0, 2))  # by Numba's own dispatcher
-    refused(TypeError, "install ml_dtypes", fast_args(lambda part: made_(2)[part]), slice(0, 2))
     assert numba.njit(lambda n: np.full(n, 1.5, half.float16))(2).dtype == np.float16
-    assert numba.njit(lambda n: made_(n)[0])(2) == 1.5
+    assert numba.njit(lambda n: np.full(n, 1.5, half.bfloat16)[0])(2) == 1.5
+    refused(numba.TypingError, "ml_dtypes", numba.vectorize(lambda a: half.bfloat16(a)), np.ones(3))
     function = numba.vectorize(lambda a, b: a * b + 1)
-    assert fast_args(lambda x: function(x, x))(x).tolist() == [2.0, 2.0, 2.0]
-    assert function(np.ones(3, np.float16), np.ones(3, np.float16)).tolist() == [2.0, 2.0, 2.0]
-    rounding = numba.vectorize(lambda a: half.bfloat16(a))
-    refused(TypeError, "install ml_dtypes", rounding, np.ones(3), times=1)
-    refused(TypeError, "did not contain a loop", rounding, np.ones(3))  # says NumPy from then on
+    refused(numba.TypingError, "ml_dtypes|on the CPU", fast_args(lambda x: function(x, x)), x)
+    refused(TypeError, "not supported", function, np.ones(3, "V2"), np.ones(3, "V2"))  # no loop for bytes is left behind
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["arguments_and_results", "functions_of_numpy", "variables", "what_needs_ml_dtypes"])
+@pytest.mark.parametrize("check", ["arguments_and_results", "variables", "what_needs_ml_dtypes"])
 def test_without_ml_dtypes(check):
     fork_python(f"""
         import sys

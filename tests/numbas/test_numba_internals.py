@@ -153,7 +153,7 @@ PUBLIC = {
     "numba.extending", "numba.np.numpy_support", "numba.types",
 }  # fmt: skip
 """Modules that Numba's and llvmlite's documentation names, or tells those who extend Numba to use."""
-OF_NUMBA = "numba_internals.py", "numba_code.py", "numba_extensions.py", "numba_changes.py"
+OF_NUMBA = "numba_internals.py", "numba_code.py", "numba_extensions.py"
 
 
 PRIVATE = re.compile(r"\b(dispatcher|library|codegen|call_conv|codelib|cres|compiled|pyapi|api)\._(?!numba_type_)[a-z]\w*")

@@ -3,17 +3,13 @@
 To add one, implement :class:`Target` and :class:`Compiled`, and list it in :data:`PACKAGES`.
 """
 
-import functools
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, cast
 
-from numba.core import types
-
 from ...ground.dlpack import DLDataTypeCode, field_of_type
 from ...ground.dtypes import element_of, field_to_numba
-from ...ground.half.formats import Format
 
 __all__ = [
     "BFLOAT16", "Compiled", "Parameter", "Target", "TargetBase", "is_device_array", "is_of_package", "modules_of_packages",
@@ -106,23 +102,19 @@ class TargetBase:
     def signatures(self, dispatcher) -> list[tuple]:
         return list(dispatcher.overloads)
 
-    def use_own_halves(self, context: Any, own: dict[str, Any]) -> None:
+    def use_own_halves(self, typeof_impl: Any, own: dict[str, Any]) -> None:
         """Let the names of ``half`` mean the package's own types in its kernels, so that a source is one for both.
 
-        `context`: the class of the package's typing contexts. `own`: types by the names of ``half``.
+        `typeof_impl`: where the package's types of values are registered. `own`: types by the names of ``half``.
         """
-        packages, name = context.resolve_value_type, cast(Any, self).name
+        from ...ground.half.elements import Half
 
-        @functools.wraps(packages)
-        def resolve_value_type(self, value):
-            form = getattr(value, "format", None) if isinstance(value, types.Type) else None
-            if isinstance(form, Format):
-                if form.name not in own:
-                    raise ValueError(f"{name} has no type for {form.name} that fastexchange knows; use bfloat16 or float16")
-                value = own[form.name]
-            return packages(self, value)
-
-        context.resolve_value_type = resolve_value_type
+        @typeof_impl.register(Half)
+        def _(half, context):
+            if half.name not in own:
+                name = cast(Any, self).name
+                raise TypeError(f"{name} has no type for {half.name} that fastexchange knows; use bfloat16 or float16")
+            return typeof_impl(own[half.name], context)
 
 
 class Package(NamedTuple):

@@ -33,10 +33,10 @@ class NumbaCuda(TargetBase):
                 "fast_args(): this @cuda.jit is the one in Numba itself, which is no longer developed; install numba-cuda, which "
                 "replaces numba.cuda, or numba-cuda-mlir, and write `from numba_cuda_mlir import cuda`"
             )
-        from numba.cuda.target import CUDATypingContext
+        from numba.cuda.typing.typeof import typeof_impl
 
         self.cuda = cuda
-        self.use_own_halves(CUDATypingContext, {"bfloat16": cuda.types.bfloat16, "float16": types.float16})
+        self.use_own_halves(typeof_impl, {"bfloat16": cuda.types.bfloat16, "float16": types.float16})
 
     def type_of(self, numba_type):
         return numba_type

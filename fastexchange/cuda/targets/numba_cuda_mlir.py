@@ -28,11 +28,11 @@ class NumbaCudaMlir(TargetBase):
     def __init__(self):
         from numba_cuda_mlir import cuda
         from numba_cuda_mlir import types as own_types
-        from numba_cuda_mlir.descriptor import MLIRTypingContext
+        from numba_cuda_mlir.numba_cuda.typing.typeof import typeof_impl
 
         self.cuda = cuda
         self.types: Any = own_types
-        self.use_own_halves(MLIRTypingContext, {"bfloat16": cuda.types.bfloat16, "float16": own_types.float16})
+        self.use_own_halves(typeof_impl, {"bfloat16": cuda.types.bfloat16, "float16": own_types.float16})
 
     def type_of(self, numba_type):
         if isinstance(numba_type, types.Array):

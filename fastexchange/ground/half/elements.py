@@ -8,26 +8,53 @@ from typing import Any, cast
 import numba
 from llvmlite import ir
 from numba.core import types
-from numba.extending import NativeValue, box, lower_builtin, lower_cast, models, register_model, unbox
+from numba.core.errors import NumbaNotImplementedError
+from numba.extending import (
+    NativeValue,
+    box,
+    lower_builtin,
+    lower_cast,
+    models,
+    overload_method,
+    register_model,
+    typeof_impl,
+    unbox,
+)
 
 from ..dtype_registry import dtype_of
-from ..numba_changes import lower_constant_array
-from ..numba_internals import Conversion, lower_constant
+from ..numba_internals import Conversion
+from . import boxing
 from .conversions import narrow, widen
 from .formats import FORMATS, Format
 
 __all__ = ["TYPES", "Half", "computed_as"]
 
 
-_Float: Any = types.Float  # its annotations forbid the attributes of a type of another width
+class _Named(types.Float):
+    """Stands for NumPy's dtype of this name, and for nothing else: no value has this type."""
+
+    def __init__(self, name: str):
+        types.Number.__init__(cast(Any, self), name=name)
 
 
-class Half(_Float):
-    """The type of numbers of a format. They become float32 where they are used."""
+_EnumMember: Any = types.IntEnumMember  # its annotations forbid the attributes of another type
+
+
+class Half(_EnumMember, types.Hashable):
+    """The type of numbers of a format. They become float32 where they are used.
+
+    It is none of ``types.Number``: Numba asks NumPy what a variable is that holds an int here and a number there, and NumPy need
+    not know the format; all that Numba does with numbers only is refused. It is one of ``types.IntEnumMember``, because
+    ``np.float32(x)`` takes those, and because of them Numba asks `dtype` for NumPy's dtype.
+    """
 
     def __init__(self, form: Format):
-        types.Number.__init__(cast(Any, self), name=form.name)
+        types.Type.__init__(self, form.name)
         self.bitwidth = form.bits
+
+    @property
+    def key(self) -> str:
+        return self.name
 
     @property
     def format(self) -> Format:
@@ -36,22 +63,26 @@ class Half(_Float):
 
     @property
     def dtype(self):
-        """NumPy's dtype, for ``np.empty(n, dtype=bfloat16)`` in kernels that Python runs: under ``NUMBA_DISABLE_JIT``."""
-        found = dtype_of(self.format.code, self.format.bits) if numba.config.DISABLE_JIT else None
+        """What Numba converts to NumPy's dtype; under ``NUMBA_DISABLE_JIT`` that dtype, for ``np.empty(n, dtype=bfloat16)``."""
+        found = dtype_of(self.format.code, self.format.bits)
+        if numba.config.DISABLE_JIT and found is not None:
+            return found
+        if found is None and getattr(boxing, "is_of_bytes", False):
+            return _Named(f"V{self.bitwidth // 8}")
         if found is None:
-            raise AttributeError("dtype")
-        return found
+            raise NumbaNotImplementedError(
+                f"NumPy has no dtype for {self}, of which an array has to be made; install ml_dtypes, which has one, or make an "
+                "array of float32, .astype(np.float32)"
+            )
+        return _Named(self.name)
 
     def cast_python_value(self, value) -> float:
         """`value` as the nearest number of the format, a Python float."""
         return self.format.decode(self.format.encode(float(value)))
 
-    def __lt__(self, other):
-        return NotImplemented
-
     def unify(self, typingctx, other):
         """The type of a variable that holds this type's numbers and others: the one that it has if these are float32."""
-        if not isinstance(other, (types.Number, types.Boolean)):
+        if not isinstance(other, (types.Number, types.Boolean, Half)):
             return None
         return typingctx.unify_pairs(types.float32, types.float32 if isinstance(other, Half) else other)
 
@@ -130,20 +161,15 @@ def _is_true(context, builder, *given):
     return builder.fcmp_unordered("!=", wide, ir.FloatType()(0))
 
 
-@lower_constant(Half)
-def _constant(context, builder, half, value):
-    return ir.IntType(half.bitwidth)(half.format.encode(float(value)))
+@typeof_impl.register(Half)
+def _class_of(half, _context):
+    """The type of a type that a kernel names, as of ``np.float32``."""
+    return types.NumberClass(half)
 
 
-@lower_constant_array
-def _constant_array(context, builder, array_type, array):
-    try:
-        return context.make_constant_array(builder, array_type, array)
-    except ValueError:  # it copies the bytes, and ml_dtypes' arrays have no buffer
-        if not isinstance(array_type.dtype, Half):
-            raise
-    word = f"uint{array_type.dtype.bitwidth}"
-    return context.make_constant_array(builder, array_type.copy(dtype=getattr(types, word)), array.view(word))
+@overload_method(Half, "__hash__")
+def _hash(x):
+    return lambda x: hash(types.float32(x))
 
 
 @box(Half)

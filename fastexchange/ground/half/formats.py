@@ -7,7 +7,7 @@ Noune et al., 2022, https://arxiv.org/abs/2206.02915 (the fnuz formats). DLPack 
 import math
 import struct
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..dlpack import DLDataTypeCode
 
@@ -88,19 +88,6 @@ class Format(NamedTuple):
     def quantum(self) -> float:
         """The smallest positive number, of which the subnormal ones are multiples."""
         return math.ldexp(1.0, 1 - self.bias - self.fraction)
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """What ``numpy.finfo`` says of a format, by its names. All numbers of the format are Python floats."""
-        largest, smallest = self.decode(self.infinity - 1), math.ldexp(1.0, 1 - self.bias)
-        digits = max(1, int(self.fraction * math.log10(2)))
-        return {
-            "bits": self.bits, "eps": math.ldexp(1.0, -self.fraction), "epsneg": math.ldexp(0.5, -self.fraction),
-            "iexp": self.bits - 1 - self.fraction, "machep": -self.fraction, "max": largest, "maxexp": math.frexp(largest)[1],
-            "min": -largest, "minexp": 1 - self.bias, "negep": -1 - self.fraction, "nexp": self.bits - 1 - self.fraction,
-            "nmant": self.fraction, "precision": digits, "resolution": 10.0**-digits, "smallest_normal": smallest,
-            "smallest_subnormal": self.quantum, "tiny": smallest,
-        }  # fmt: skip
 
     def _nan(self, sign: int, magnitude: int) -> int:
         """A NaN with the sign and the first bits of the payload of one in float32, quiet; the only NaN where there is one."""

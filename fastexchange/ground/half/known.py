@@ -1,27 +1,38 @@
-"""Numba's types of the formats by DLPack's types and NumPy's dtypes. Importing this module teaches Numba."""
+"""Numba's types of the formats by DLPack's types. Importing this module teaches Numba."""
 
 import contextlib
-import functools
+import threading
 from typing import Any, cast
 
 import numpy as np
-from numba.core import types
+from numba.core import event, types
+from numba.extending import typeof_impl
+from numba.np.numpy_support import FROM_DTYPE
 
-from ..dtype_registry import dtype_of
-from ..numba_changes import (
-    add_numbers,
-    convert_arguments,
-    convert_elements,
-    name_operations,
-    refuse_results,
-    set_type_of_dtype,
-)
-from . import operations, reductions  # noqa: F401 (register what they implement)
+from ..dtype_registry import dtype_of, key_of
+from . import boxing, operations, reductions  # noqa: F401 (register what they implement)
 from .elements import TYPES, Half
 from .formats import FORMATS
 
-__all__ = ["TYPES", "learn_dtype", "type_of_key"]
+__all__ = ["TYPES", "TypedArray", "boxed_by_native_code", "type_dtypes", "type_of_key"]
 
+with contextlib.suppress(ImportError):  # whose import registers the dtypes with NumPy; without it, NumPy has float16 only
+    import ml_dtypes  # noqa: F401
+
+class _RefuseTheRest(event.Listener):
+    """Registers what is refused before anything is compiled: that loads all that Numba compiles, which takes a second."""
+
+    def on_start(self, event):
+        if self in _listeners:
+            _listeners.remove(self)
+            from . import refusals  # noqa: F401
+
+    def on_end(self, event):
+        pass
+
+
+_listeners = [_RefuseTheRest()]
+event.register("numba:run_pass", _listeners[0])
 _KEYS = {(form.code, form.bits): TYPES[form.name] for form in FORMATS}
 
 
@@ -30,35 +41,44 @@ def type_of_key(code: int, bits: int) -> Half:
     return _KEYS[code, bits]
 
 
-def learn_dtype(half: Half) -> np.dtype:
-    """NumPy's dtype of a type's elements, of which Numba knows from then on.
+class _Lowering(event.Listener):
+    """Notes whether the innermost pass of this thread's compilation makes machine code, also that which boxes results."""
 
-    Only ml_dtypes has the dtype of most. Without it, Numba's boxing code gets bytes, which are no numbers.
-    """
-    found = dtype_of(half.format.code, half.format.bits)
-    if found is None:
-        return np.dtype(f"V{half.bitwidth // 8}")
-    set_type_of_dtype(found, half)
-    return found
+    def __init__(self):
+        self._thread, self._passes = threading.get_ident(), [False]
 
+    def on_start(self, event):
+        if threading.get_ident() == self._thread:
+            self._passes.append(event.data["name"].startswith(("native_lowering", "native_parfor_lowering")))
+            boxing.is_of_bytes = self._passes[-1]
 
-def _why_no_result(numba_type) -> str | None:
-    """Why Numba cannot make a Python object of a result; None: it can, as far as this package knows."""
-    if isinstance(numba_type, types.BaseTuple):
-        return next(filter(None, map(_why_no_result, cast(Any, numba_type).types)), None)
-    if isinstance(numba_type, (types.List, types.Optional)):
-        return _why_no_result(numba_type.dtype if isinstance(numba_type, types.List) else numba_type.type)
-    if not reductions.is_half_array(numba_type) or learn_dtype(numba_type.dtype).type is not np.void:
-        return None
-    return f"NumPy has no dtype for its result, {numba_type}; install ml_dtypes, which has one, or return .astype(np.float32)"
+    def on_end(self, event):
+        if threading.get_ident() == self._thread:
+            self._passes.pop()
+            boxing.is_of_bytes = self._passes[-1]
 
 
-with contextlib.suppress(ImportError):  # whose import registers the dtypes with NumPy; without it, NumPy has float16 only
-    import ml_dtypes  # noqa: F401
-add_numbers({**TYPES}, learn_dtype)
-convert_elements(lambda numba_type: types.float32 if isinstance(numba_type, Half) else numba_type)
-refuse_results(_why_no_result)
-convert_arguments(reductions.contains_half, reductions.wide)
-name_operations(functools.partial(reductions.contains_half, with_dtypes=True))
-for _half in TYPES.values():
-    learn_dtype(_half)
+def boxed_by_native_code():
+    """A context in which a kernel is compiled whose results native code boxes: of arrays without a dtype it takes the bytes."""
+    return event.install_listener("numba:run_pass", _Lowering())
+
+
+def type_dtypes() -> None:
+    """Let Numba type arrays and scalars of ml_dtypes' dtypes, for which it has no type. Its own float16 stays what it is."""
+    for half in TYPES.values():
+        dtype = dtype_of(half.format.code, half.format.bits)
+        if dtype is not None:
+            cast(Any, FROM_DTYPE).setdefault(dtype, half)
+
+
+class TypedArray(np.ndarray):
+    """An array of a format, for Numba's dispatcher, which has another type for those of float16, and none for the others."""
+
+    __numba_array_subtype_dispatch__ = True  # Numba asks typeof_impl, not the dtype
+
+
+@typeof_impl.register(TypedArray)
+def _type_of_array(array, _context):
+    layout = "C" if array.flags.c_contiguous else "F" if array.flags.f_contiguous else "A"
+    key: Any = key_of(array.dtype)
+    return types.Array(type_of_key(*key), array.ndim, layout, readonly=not array.flags.writeable)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from numba.core import types
-from numba.extending import intrinsic, lower_builtin, overload
+from numba.core.errors import ForceLiteralArg, TypingError
+from numba.extending import lower_builtin
 
-from ..numba_changes import limits_of_numba, overload_first
 from ..numba_internals import (
     AbstractTemplate,
     functions_of_math,
@@ -20,10 +20,9 @@ from ..numba_internals import (
     signature,
     supported_ufuncs,
 )
-from .elements import TYPES, Half, computed_as
-from .reductions import wide
-
-__all__ = ["has_half"]
+from . import NotForHalf
+from .elements import Half, computed_as
+from .reductions import has_half, wide
 
 _BINARY = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow",
@@ -31,15 +30,9 @@ _BINARY = (
 )  # fmt: skip
 _COMPARISONS = operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge
 _OPERATORS = [getattr(operator, name) for name in (*_BINARY, "neg", "pos")]
-_BUILTINS = [abs, round, min, max, pow, divmod, float, int, complex]
+_BUILTINS = [abs, round, min, max, pow, divmod, bool, float, int, complex]
 _PROMOTING = {*_OPERATORS, min, max, pow, divmod, *supported_ufuncs} - {np.ldexp}
 """Functions of numbers of one kind, by NumPy's promotion. Others have parameters of their own, as ``round`` and ``ldexp``."""
-
-
-def has_half(numba_type: Any) -> bool:
-    """Whether a type is one of the formats' or an array of it."""
-    numba_type = numba_type.type if isinstance(numba_type, types.Optional) else numba_type
-    return isinstance(numba_type.dtype if isinstance(numba_type, types.Array) else numba_type, Half)
 
 
 def _as_computed(numba_type: Any, is_promoted: bool) -> Any:
@@ -56,6 +49,14 @@ def _widened(numba_type: Any) -> Any:
     return _as_computed(numba_type, False) if has_half(numba_type) else types.unliteral(numba_type)
 
 
+def called(function: Any, args, kws=()) -> str:
+    """A call as text: the function's name, and the arguments' types."""
+    module = getattr(function, "__module__", None) or "numpy"  # NumPy's ufuncs name none before 2.2
+    module = "np" if module == "numpy" else module.replace("numpy.", "np.").removeprefix("_")
+    shown = [*map(str, map(types.unliteral, args)), *(f"{name}={types.unliteral(each)}" for name, each in dict(kws).items())]
+    return f"{'' if module == 'builtins' else module + '.'}{function.__name__}({', '.join(shown)})"
+
+
 class _AsFloat32(AbstractTemplate):
     """A function, for arguments of which some have a format's type."""
 
@@ -68,12 +69,15 @@ class _AsFloat32(AbstractTemplate):
         if self.key in _COMPARISONS and args[0] == args[1] and isinstance(args[0], Half):
             self._implementation = self.key  # with these types, of which Numba compares values without a cast
             return signature(types.boolean, *args)
+        is_ufunc, with_array = self.key in supported_ufuncs, any(isinstance(each, types.Array) for each in args)
+        if is_ufunc and with_array and any(isinstance(each, Half) for each in args[: self.key.nin]):
+            raise NotForHalf(called(self.key, args))  # Numba makes loops of numbers that it knows
         taken = tuple(_as_computed(each, self.key in _PROMOTING) for each in args)
-        found = self.context.resolve_function_type(self.key, taken, {})
+        found = self._resolved(taken)
         if found is None:
-            return None
+            raise NotForHalf(called(self.key, args))
         self._implementation = self.context.resolve_value_type(self.key).get_impl_key(found)
-        if not any(isinstance(each, types.Array) for each in args):
+        if not with_array:
             return found
         ufunc = _IN_PLACE.get(self.key) or _UFUNCS.get(self.key, self.key)
         if ufunc not in supported_ufuncs:
@@ -84,7 +88,16 @@ class _AsFloat32(AbstractTemplate):
         if not is_loop:
             found = self.context.resolve_function_type(self.key, tuple(map(_widened, args)), {})
         self._implementation = ufunc, _loop if is_loop else _no_loop
-        return signature(written or found.return_type, *map(types.unliteral, args))
+        taken = (types.float32 if isinstance(each, Half) else types.unliteral(each) for each in args)
+        return signature(written or found.return_type, *taken)
+
+    def _resolved(self, taken):
+        try:
+            return self.context.resolve_function_type(self.key, taken, {})
+        except ForceLiteralArg:
+            raise
+        except TypingError:
+            return None
 
     def get_impl_key(self, _signature):
         return self._implementation
@@ -132,28 +145,6 @@ def _lower_comparison(function) -> None:
         return context.get_function(function, compared)(builder, taken)
 
 
-@intrinsic(prefer_literal=True)
-def _dtype_named(_typing_context, name):
-    return types.DType(TYPES[name.literal_value])(name), lambda context, *_: context.get_dummy_value()
-
-
-def _dtype(name):
-    """How ``np.dtype(name)`` is compiled, which parallel kernels have in place of ``x.dtype``: NumPy may not know the name."""
-    return (lambda dtype: _dtype_named(dtype)) if getattr(name, "literal_value", None) in TYPES else None
-
-
-@overload(np.finfo, target="cpu")
-def _finfo(dtype):
-    """The limits of a format, of which NumPy may not know."""
-    half: Any = getattr(dtype, "dtype", dtype)
-    if not isinstance(half, Half):
-        return None
-    made, limits = limits_of_numba(), half.format.limits
-    values = tuple(limits[name] for name in made._fields)
-    return lambda dtype: made(*values)
-
-
-overload_first(np.dtype, _dtype)
 for _function in dict.fromkeys([*_OPERATORS, *_BUILTINS, *functions_of_math, *supported_ufuncs]):
     # Not as a decorator, which asks for the module of a function: NumPy's have one only from 2.2 on.
     infer_global(_function, types.Function(type(f"{_function.__name__}_AsFloat32", (_AsFloat32,), {"key": _function})))
