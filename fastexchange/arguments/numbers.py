@@ -7,10 +7,10 @@ import numpy as np
 from numba import types
 
 from ..dispatch import structs
-from ..dispatch.rows import SCRATCH, frequent, go_on, is_of_type, leave
+from ..dispatch.rows import SCRATCH, TOGETHER, frequent, go_on, is_of_type, leave
 from ..dispatch.runtime import runtime
 from ..ground import cpython as c
-from ..ground.cfunction import cfunction
+from ..ground.cfunction import CFunction, cfunction
 from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT, field_of_type
 from ..ground.dtypes import dtype_field
 from ..ground.half.formats import FORMATS
@@ -33,6 +33,23 @@ FLOAT64, INT64, UINT64, BOOLEAN, COMPLEX128 = (
     _key(COMPLEX, 128),
 )
 
+def _row_reader(offset: int) -> CFunction:
+    """The row reader of objects that have their value, a word, at an offset."""
+
+    @cfunction(types.intp, *[types.intp] * 5, together=TOGETHER, constants=(offset,))
+    def value_row(items, row, word, array, frame):
+        ob = load(items)
+        if not is_of_type(ob, row):
+            return leave(row, frame, 0)
+        store(word, load(ob + offset))
+        return go_on(items + 8, row, word + 8, array, frame)
+
+    return value_row
+
+
+float_row = _row_reader(c.OB_FVAL)
+numpy_scalar_row = float_row if c.NUMPY_SCALAR_VALUE == c.OB_FVAL else _row_reader(c.NUMPY_SCALAR_VALUE)
+
 # ---- Python's --------------------------------------------------------------------------------------------------------
 
 
@@ -41,16 +58,6 @@ def read_float(ob, entry, frame, word, array):
     """A Python float."""
     store(word, load(ob + c.OB_FVAL))
     return FLOAT64
-
-
-@frequent
-def float_row(items, row, word, array, frame):
-    """A Python float."""
-    ob = load(items)
-    if not is_of_type(ob, row):
-        return leave(row, frame, 0)
-    store(word, load(ob + c.OB_FVAL))
-    return go_on(items + 8, row, word + 8, array, frame)
 
 
 @reader
@@ -124,16 +131,6 @@ def read_numpy_scalar(ob, entry, frame, word, array):
     """A NumPy scalar of at most 8 bytes. The rest of its word is undefined."""
     store(word, load(ob + c.NUMPY_SCALAR_VALUE))
     return structs.entry_at(entry).key
-
-
-@frequent
-def numpy_scalar_row(items, row, word, array, frame):
-    """A NumPy scalar of at most 8 bytes."""
-    ob = load(items)
-    if not is_of_type(ob, row):
-        return leave(row, frame, 0)
-    store(word, load(ob + c.NUMPY_SCALAR_VALUE))
-    return go_on(items + 8, row, word + 8, array, frame)
 
 
 @reader
