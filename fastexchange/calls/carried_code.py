@@ -54,7 +54,7 @@ class Content(NamedTuple):
             more = f" and {len(those) - _SHOWN} more" * (len(those) > _SHOWN)
             lines.append(f"not that of {', '.join(those[:_SHOWN])}{more}: {why}")
         if self.unused:
-            others = "processor, versions, values or libraries that extend Numba are others"
+            others = "it was made for another processor, version, value, or library that extends Numba"
             lines.append(f"what came for {_signatures(self.unused)} is not used here: {others}")
         return "; ".join(lines)
 
@@ -111,7 +111,7 @@ class _InMemory:
 
 
 class CarriedCode:
-    """The machine code that came with the pickle of a kernel, and that goes with its next.
+    """The machine code that was received with the pickle of a kernel, and is sent on with its next pickle.
 
     In a process that has received code this is also the kernel's cache: what it does not find, `behind` may have, the cache that
     the kernel has otherwise.

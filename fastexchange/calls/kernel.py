@@ -117,7 +117,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     def __init__(self, py_func, locals=None, targetoptions=None, pipeline_class=compiler.Compiler):
         CPUDispatcher.__init__(self, py_func, locals, targetoptions, pipeline_class)
         if not self._is_numbas:
-            compile_with(self, with_unique_symbols(pipeline_of(self)))  # its code can go to another process
+            compile_with(self, with_unique_symbols(pipeline_of(self)))  # its symbols must be unique across processes
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -240,7 +240,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     def _reset_overloads(self) -> None:
         super()._reset_overloads()
         self._forget()
-        identify(self, None)  # what the function names may have changed: a process that has the kernel gets another one
+        identify(self, None)  # globals may have changed: take a new identity
 
     def _forget(self) -> None:
         """Resolve all calls anew, because the compiled code has changed."""
