@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fastexchange"
 FIRST = {
+    "arguments": ("calls", "exchange"),
     "calls": ("calls", "pytorch"),
     "command": ("command",),
     "cuda": ("cuda",),
@@ -32,6 +33,7 @@ FIRST = {
     "half": ("half",),
     "measuring": ("command",),
     "producers": ("exchange", "pytorch"),
+    "torch": ("pytorch", "calls"),
 }
 """The folders of tests for each folder of the package."""
 SWAPPED = {

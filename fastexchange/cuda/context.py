@@ -49,11 +49,11 @@ class CudaContext(dispatch.KernelContext):
         code = dispatch._Code(trampoline=1, given=given, taken=launchable.compiled.taken, compiled=launchable)
         self._file(keys, code, generation)
 
-    def _file_new(self, keys: tuple[int, ...], code) -> None:
-        super()._file_new(keys, code)
+    def _filed(self, keys: tuple[int, ...], code) -> dispatch._Filed:
+        filed = super()._filed(keys, code)
         if not code.trampoline:
-            return
-        overload, _, kept = self._overloads[keys]
+            return filed
+        overload, _, kept = filed
         loaded = ffi.new("fx_loaded[]", MAX_DEVICES)
         parameters = ffi.new("int64_t[]", [parameter.code for parameter in code.compiled.parameters] or [0])
         changes = ffi.new("int64_t[]", code.compiled.conversions or [0])
@@ -63,6 +63,7 @@ class CudaContext(dispatch.KernelContext):
         launchable.is_cooperative = code.compiled.compiled.is_cooperative
         kept += [loaded, parameters, changes, launchable]
         overload.launchable = address_of(launchable)
+        return filed
 
     def load(self, overload: int, device: int, launcher) -> None:
         """Load the kernel on a device, which is the package's current device, for launches by `launcher`.

@@ -297,5 +297,5 @@ def vectorcall(callable_, args, nargsf, kwnames):
     """The vectorcall of a launcher: calls the last cache entry, as ``dispatch.rows.vectorcall`` does."""
     context_address = structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context
     last = dispatch.context_at(context_address).last
-    fast_entry = dispatch.overload_at(last).fast_entry
-    return call_word(fast_entry, (callable_, args, nargsf, kwnames, context_address, last))
+    enter = dispatch.overload_at(last).enter
+    return call_word(enter, (callable_, args, nargsf, kwnames, context_address, last))

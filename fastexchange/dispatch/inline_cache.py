@@ -218,7 +218,7 @@ def new_entry(context, first_address):
     for i in range(structs.OVERLOAD_SIZE // 8):
         store(made + 8 * i, load(first_address + 8 * i))
     entry = structs.overload_at(made)
-    entry.fast_entry = structs.runtime_at(context.runtime).call_cached
+    entry.enter = structs.runtime_at(context.runtime).call_cached
     first.cached = made
     first.cached_count += 1
     return made
@@ -307,5 +307,5 @@ def site_of(context, runtime, args, nargs):
 @native
 def call_entry(context_address, overload_address, callable_, args, nargs):
     """Make a call with positional arguments by the cache entry of an overload, which leaves others to ``vectorcall_any``."""
-    fast_entry = structs.overload_at(overload_address).fast_entry
-    return call_word(fast_entry, (callable_, args, nargs, 0, context_address, overload_address))
+    enter = structs.overload_at(overload_address).enter
+    return call_word(enter, (callable_, args, nargs, 0, context_address, overload_address))

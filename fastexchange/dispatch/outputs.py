@@ -246,7 +246,7 @@ def vectorcall_heeding_modes(callable_, args, nargsf, kwnames):
     if is_mode_active(False):
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     last = context.last
-    return call_word(structs.overload_at(last).fast_entry, (callable_, args, nargsf, kwnames, context_address, last))
+    return call_word(structs.overload_at(last).enter, (callable_, args, nargsf, kwnames, context_address, last))
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -293,7 +293,7 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     last = context.last
     bits = c.VECTORCALL_ARGUMENTS_OFFSET | (c.MADE_OUTPUTS if load(made) != 0 else 0)
-    result = call_word(structs.overload_at(last).fast_entry, (callable_, given, count | bits, 0, context_address, last))
+    result = call_word(structs.overload_at(last).enter, (callable_, given, count | bits, 0, context_address, last))
     if result == global_address("_Py_NoneStruct"):
         c.Py_DecRef(result)
         return all_outputs(context, given)

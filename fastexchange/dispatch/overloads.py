@@ -109,7 +109,7 @@ class KernelContext:
         native.returns_position = returns if isinstance(returns, int) else -1
         if self.runtime.is_native:
             self._prepare()
-        self._nothing.fast_entry = native.vectorcall_any
+        self._nothing.enter = native.vectorcall_any
 
     def _prepare(self) -> None:
         """Set the fields that depend on the kernel's device, here the CPU."""
@@ -190,12 +190,13 @@ class KernelContext:
             if generation is not self._overloads:
                 return
             if keys not in self._overloads:
-                self._file_new(keys, code)
+                self._overloads[keys] = self._filed(keys, code)  # complete: Ctrl-C may come between any two statements
             overload = self._overloads[keys].overload
             if not self._is_linked(overload):  # the overload is new, or Ctrl-C interrupted its linking
                 self._link(overload)
 
-    def _file_new(self, keys: tuple[int, ...], code: "_Code") -> None:
+    def _filed(self, keys: tuple[int, ...], code: "_Code") -> "_Filed":
+        """Make the ``fx_overload`` of code for calls with these keys."""
         key_words = ffi.new("int64_t[]", keys or [0])
         constants = ffi.new("intptr_t[]", [id(constant) for constant in code.constants] or [0])
         overload = ffi.gc(ffi.new("fx_overload *"), self.runtime.free_entries)
@@ -208,7 +209,7 @@ class KernelContext:
             is_one = isinstance(code.compiled.signature.return_type, types.Array)
             overload.boxes_arrays = results.ONE if is_one else results.SEVERAL
             overload.readonly_arrays = readonly_arrays(code.taken)
-        overload.fast_entry = self.native.vectorcall_any
+        overload.enter = self.native.vectorcall_any
         if len(self._overloads) > self._buckets[0]:
             self._spread(4 * (1 + self._buckets[0]))
         overload.given_count, rows = self._rows(keys, code) or (-1, [])
@@ -218,7 +219,7 @@ class KernelContext:
         overload.array_count = sum(map(structs.has_array.py_func, keys))
         native_rows = ffi.new("fx_row[]", rows or 1)
         overload.rows = address_of(native_rows)
-        self._overloads[keys] = _Filed(overload, code, [key_words, constants, lists, native_rows])
+        return _Filed(overload, code, [key_words, constants, lists, native_rows])
 
     def _rows(self, keys: tuple[int, ...], code: "_Code") -> tuple[int, list[dict[str, Any]]] | None:
         """The number of arguments of cached calls with these keys, and their ``fx_row``s; None: there are no cached calls.

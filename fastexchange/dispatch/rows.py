@@ -72,7 +72,7 @@ def vectorcall(callable_, args, nargsf, kwnames):
     """
     context_address = load(callable_ + KERNEL_CONTEXT)
     last = structs.context_at(context_address).last
-    return call_word(structs.overload_at(last).fast_entry, (callable_, args, nargsf, kwnames, context_address, last))
+    return call_word(structs.overload_at(last).enter, (callable_, args, nargsf, kwnames, context_address, last))
 
 
 @cfunction(types.intp, *[types.intp] * 6, together=TOGETHER)

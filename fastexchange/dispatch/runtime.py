@@ -87,7 +87,7 @@ class Runtime:
             self._nothing = ffi.new("fx_entry *")
             self.native.nothing = int(ffi.cast("intptr_t", self._nothing))
             self._numbas_entry = ffi.new("fx_overload *")
-            self._numbas_entry.fast_entry = vectorcall.call_numbas_cached.address
+            self._numbas_entry.enter = vectorcall.call_numbas_cached.address
             self.native.numbas_entry = int(ffi.cast("intptr_t", self._numbas_entry))
             self.add(read_arguments.walk, take_exports.export_managed)
             self.add(vectorcall.run, vectorcall.vectorcall_any, vectorcall.leave_row, rows.call_cached, rows.end_call)

@@ -119,8 +119,8 @@ typedef struct {
     int64_t row_count;          /* -1: there are no cached calls */
     int64_t array_count;        /* how many values are arrays or strings */
     int64_t room;               /* the `key_capacity` of a frame that has room for a call */
-    int64_t fast_entry;         /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
-    int64_t given_count;        /* how many positional arguments a call by `fast_entry` has */
+    int64_t enter;              /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
+    int64_t given_count;        /* how many positional arguments a call by `enter` has */
     int64_t launchable;         /* of a kernel for CUDA: fx_launchable *, how it is launched; else 0 */
     int64_t keeps;              /* `kept.what_is_kept` */
 } fx_overload;
