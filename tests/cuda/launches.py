@@ -195,7 +195,7 @@ def general_launches(kernel):
 def has_cache_entry(kernel) -> bool:
     """Whether the next launch goes to a cache entry."""
     native = kernel._native.native
-    return ffi.cast("fx_overload *", native.last).fast_entry != native.vectorcall_any
+    return ffi.cast("fx_overload *", native.last).enter != native.vectorcall_any
 
 
 def launch_cached(launcher, *arguments) -> None:
