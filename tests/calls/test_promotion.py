@@ -66,7 +66,6 @@ MIXED = [  # x, w, flags, y
     ("float64", "float64", "float64", "float64"),
 ]  # fmt: skip
 
-
 PATHS = {"numpy": (np.asarray, added), "memoryview": (memoryview, added)}
 """How a tensor of a NumPy array is made, and how the kernel is called."""
 if torch is not None:

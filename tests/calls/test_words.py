@@ -63,7 +63,7 @@ def tensor_without_memory(name: str):
 @pytest.mark.parametrize("name", WITHOUT_MEMORY)
 def test_tensors_without_memory(name):
     cold, warm, tensor, words = fast_args(look.py_func), look, tensor_without_memory(name), WITHOUT_MEMORY[name]
-    for _ in range(30):  # until it has an entry of its own for such calls
+    for _ in range(4):
         warm(1, torch.ones(3))
     with references_kept(tensor):
         for kernel in (cold, warm, warm):

@@ -153,8 +153,6 @@ def test_getattr_that_raises(error):
 
 
 # ---- one argument beside another -------------------------------------------------------------------------------------
-
-
 @fast_args
 def four(a, b, c, d):
     return a[0] * 1000 + b[0] * 100 + c[0] * 10 + d[0]
@@ -225,8 +223,6 @@ def test_inside_tuples_and_variadics(name):
 
 
 # ---- different at each look ------------------------------------------------------------------------------------------
-
-
 def changing(*states):
     """A view or an export that describes another of `states` (lies) at each look."""
     looks = iter(range(10**9))
@@ -281,7 +277,7 @@ def test_the_same_tensor_twice_in_a_call_different_at_each_look(calls):
         for _ in range(calls):
             assert sizes(tensor, tensor) == 44
         tensor.behaves = False
-        assert {end_of(sizes, tensor, tensor) for _ in range(12)} <= {44, 42, 24}
+        assert {end_of(sizes, tensor, tensor) for _ in range(4)} <= {44, 42, 24}
         tensor.ledger.check(tensor.ledger.made)
 
 
@@ -299,7 +295,7 @@ def test_a_failure_at_any_one_look(cls, bad):
             return (act if tensor.looks == failing else hostile.honest)(tensor, out)
 
         tensor = cls(view=once, export=once)
-        wrong = [end for end in [end_of(kernel, 1.0, tensor) for _ in range(25)] if end != 4]
+        wrong = [end for end in [end_of(kernel, 1.0, tensor) for _ in range(8)] if end != 4]
         assert len(wrong) <= 1, (failing, wrong)
         for end in wrong:
             check_end(end, bad or BufferError)
@@ -307,8 +303,6 @@ def test_a_failure_at_any_one_look(cls, bad):
 
 
 # ---- all the same to the process -------------------------------------------------------------------------------------
-
-
 def test_refusals_leave_nothing_behind():
     """By each way there are as many objects after 25 rounds of what is hostile as before."""
     done = {

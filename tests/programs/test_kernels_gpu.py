@@ -21,9 +21,7 @@ def made(package):
     return (importlib.import_module(f"kernels.gpu.{name}").make(cuda) for name in NAMES)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda, which simulates, is not installed"
-)
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda, which simulates, is not installed")
 def test_in_the_simulator():
     code = "import runpy; runpy.run_module('simulated_kernels', run_name='__main__')"
     run_python(code, *(f"test_{name}" for name in NAMES), NUMBA_ENABLE_CUDASIM="1")
@@ -62,10 +60,7 @@ def launch(package, directory):
         assert launched(heat, of(9, 40), 0.2, of(9, 40)) == [((2, 2, 1), (32, 8, 1), 0)]
         assert refused(heat, of(9, 40), 0.2, of(9)).startswith("out: ")
         counts = DeviceTensor((20000,), "int64")
-        assert launched(histogram, of(500), -1, 1, counts) == [
-            ((79, 1, 1), (256, 1, 1), 0),
-            ((2, 1, 1), (256, 1, 1), 80000),
-        ]
+        assert launched(histogram, of(500), -1, 1, counts) == [((79, 1, 1), (256, 1, 1), 0), ((2, 1, 1), (256, 1, 1), 80000)]
         assert launched(histogram, of(0), -1, 1, counts) == [((79, 1, 1), (256, 1, 1), 0)]
         assert refused(histogram, of(500), 1, 1, counts).startswith("low, high: ")
         assert refused(histogram, of(500), 0, 1, DeviceTensor((60000,), "int64")).startswith("out: ")
