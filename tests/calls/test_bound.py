@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import sys
 import threading
 import weakref
 
@@ -218,12 +217,3 @@ def test_rebinding_while_it_is_called_keeps_what_the_call_began_with():
     assert {spinning() for _ in range(3000)} == {1000.0}
     stop.set()
     [thread.join() for thread in threads]
-
-
-def test_references_of_a_result_are_the_calls():
-    same = fast_args(lambda x: x)
-    launch = same.bind(x := np.ones(3))
-    before = sys.getrefcount(x)
-    for _ in range(4):
-        assert launch() is x
-    assert sys.getrefcount(x) == before

@@ -438,12 +438,3 @@ def test_an_extent_below_64_bits():
     kernel = fast_args(lambda x, m, y: None, out="x[n], m -> y[m]")
     with pytest.raises(OverflowError, match=r"argument 'm' \(position 1\) is an extent .* does not fit into 64 bits"):
         kernel(np.ones(2), -(2**70))
-
-
-def test_a_value_error_of_the_kernel_stays_one():
-    @fast_args
-    def kernel(x):
-        raise ValueError("of the kernel")
-
-    with pytest.raises(ValueError, match="of the kernel"):
-        kernel([1])

@@ -580,23 +580,3 @@ def test_deleters_called_where_the_gil_is_not_held(kind):
     assert sums == [435.0] * 4
     for ledger in ledgers:
         ledger.check(ledger.made)
-
-
-def test_results_dropped_by_another_thread():
-    ledger, handed = Ledger(), collections.deque()
-    tensors = [Dunder(np.arange(3.0), ledger), Tabled(np.arange(3.0), ledger)]
-
-    def make():
-        for _ in range(100):
-            handed.extend(made(tensor) for made in (part, from_dlpack) for tensor in tensors)
-
-    def clear():
-        while handed:
-            handed.popleft()
-
-    part(tensors[0]), part(tensors[1])
-    at_once(make, repeated=[clear])
-    del tensors[:]
-    handed.clear()
-    gc.collect()
-    ledger.check(ledger.made)

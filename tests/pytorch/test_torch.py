@@ -407,28 +407,6 @@ def test_a_pytorch_whose_storages_native_code_cannot_ask():
 
 
 # ---- the first calls of a process, and many arguments ------------------------------------------------------------------
-def test_the_first_tensors_of_a_process_come_from_many_threads():
-    fork_python("""
-        import threading, torch
-        from fastexchange import fast_args
-
-        start, tensor, failed = threading.Barrier(6), torch.ones(4), []
-
-        def work():
-            try:
-                start.wait()
-                kernel = fast_args(lambda x: x.size)
-                assert [kernel(tensor) for _ in range(4)] == [4] * 4 and kernel.counts().fast == 3
-            except BaseException as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(6)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        assert not failed, failed
-    """)
-
-
 def test_the_first_call_does_not_import_pytorchs_compiler():
     """The import is slow."""
     fork_python("""
@@ -440,15 +418,6 @@ def test_the_first_call_does_not_import_pytorchs_compiler():
         imported = {name.partition(".")[0] + "." + name.split(".")[1] for name in set(sys.modules) - before if "torch." in name}
         assert not {"torch._dynamo", "torch._inductor"} & imported, imported
     """)
-
-
-@pytest.mark.parametrize("count", [7, 12])
-def test_many_tensors_have_a_fast_entry(count):
-    names = ", ".join(f"x{i}" for i in range(count))
-    namespace = {}
-    exec(f"def kernel({names}): return x0[0] + 10 * x{count - 1}[0]", namespace)
-    kernel, tensors = fast_args(namespace["kernel"]), [torch.full((1,), i + 1.0) for i in range(count)]
-    assert [kernel(*tensors) for _ in range(4)] == [1.0 + 10 * count] * 4
 
 
 # ---- conversions to PyTorch --------------------------------------------------------------------------------------------
