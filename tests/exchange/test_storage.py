@@ -323,6 +323,8 @@ def test_without_compiling(monkeypatch):
 
 @needs_ml_dtypes
 def test_where_numbas_dispatcher_makes_all_calls(monkeypatch):
+    for make in MAKERS.values():
+        kernel_of(total, storage=True)(make())  # what is learnt of a type stays
     monkeypatch.setattr(runtime(), "why_not_native", "a test")
     dispatcher = numba.njit(total)
     kernels = {storage: fast_args(dispatcher, storage=storage) for storage in (False, True)}
