@@ -72,8 +72,8 @@ class Rows:
         return made
 
     def launched(self, launcher, values: dict[str, Any]):
-        """The launcher, after launches enough for its cache entry."""
-        for _ in range(40):
+        """The launcher, after launches that make its cache entry."""
+        for _ in range(4):
             launcher(*values.values())
         return launcher
 

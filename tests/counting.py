@@ -76,8 +76,6 @@ PRODUCERS = {**TENSORS, **BUFFERS}
 
 
 # ---- deleters that do more than delete -------------------------------------------------------------------------------
-
-
 @fast_args
 def inner(x, y):
     if x[0] < 0:
@@ -137,8 +135,6 @@ def tensor_of(kind: str, memory, ledger):
 
 
 # ---- counting --------------------------------------------------------------------------------------------------------
-
-
 def forget_notes(thing) -> None:
     """Drop what producers made for the tests have noted of their exports; it holds references."""
     for name in ("words", "capsules", "asked"):

@@ -36,7 +36,6 @@ needs_ml_dtypes = pytest.mark.skipif(ml_dtypes is None, reason="ml_dtypes is not
 needs_the_attribute_free = pytest.mark.skipif(hasattr(np.ndarray, ATTRIBUTE), reason="this NumPy has a table of its own")
 
 # ---- tables, as C calls them -----------------------------------------------------------------------------------------
-
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
@@ -141,8 +140,6 @@ def taken_from(capsule):
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
-
-
 class Sub(np.ndarray):
     pass
 
@@ -264,9 +261,7 @@ def unwrapped(tensor):
     return tensor
 
 
-OF_DLPACK = tuple(
-    cls for cls in (tvm_ffi and tvm_ffi.Tensor, paddle and paddle.Tensor, StridedMemoryView) if cls is not None
-)
+OF_DLPACK = tuple(cls for cls in (tvm_ffi and tvm_ffi.Tensor, paddle and paddle.Tensor, StridedMemoryView) if cls is not None)
 """Types whose memory only their ``__dlpack__`` shows."""
 
 
@@ -292,8 +287,6 @@ def place(tensor) -> int:
 
 
 # ---- ways ------------------------------------------------------------------------------------------------------------
-
-
 class Given:
     """An object whose ``__dlpack__`` is a function, or gives a capsule."""
 
@@ -392,7 +385,6 @@ def is_held(thing: bytearray) -> bool:
 
 
 # ---- processes of their own -------------------------------------------------------------------------------------------
-
 TABLE_PRELUDE = """
     import ctypes, gc, sys, threading
     import numpy as np

@@ -121,13 +121,9 @@ FRAMEWORKS = [
 if torch is not None:
     _strange = torch.empty_strided((1, 2), (77, 1))  # before version 2.9 strides of dimensions of one element are exported as 1
     _own_strides = np.from_dlpack(_strange).strides == _strange.numpy().strides
-    FRAMEWORKS.append(
-        Framework("torch", torch.from_numpy, readonly=False, negative_strides=False, own_strides=_own_strides)
-    )
+    FRAMEWORKS.append(Framework("torch", torch.from_numpy, readonly=False, negative_strides=False, own_strides=_own_strides))
 if tvm_ffi is not None:
-    FRAMEWORKS.append(
-        Framework("tvm_ffi", tvm_ffi.from_dlpack, readonly=False, negative_strides=False, own_strides=False)
-    )
+    FRAMEWORKS.append(Framework("tvm_ffi", tvm_ffi.from_dlpack, readonly=False, negative_strides=False, own_strides=False))
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 each_mutable_framework = pytest.mark.parametrize("framework", [each for each in FRAMEWORKS if each.mutable], ids=str)
 """Those whose tensors a kernel may write to."""

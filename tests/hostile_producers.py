@@ -31,7 +31,6 @@ violations: list[str] = []
 
 
 # ---- native functions that do what Python says -----------------------------------------------------------------------
-
 PyErr_Occurred = types.ExternalFunction("PyErr_Occurred", types.intp())
 PyErr_Clear = types.ExternalFunction("PyErr_Clear", types.void())
 PyErr_SetObject = types.ExternalFunction("PyErr_SetObject", types.void(types.intp, types.intp))
@@ -189,8 +188,6 @@ def capsule_with_destructor(cdata, name: bytes):
 
 
 # ---- tensors with an exchange table ----------------------------------------------------------------------------------
-
-
 class Hostile:
     """What the types of :func:`hostile_type` have in common: honest while `behaves`, else as told.
 
@@ -238,7 +235,6 @@ def hostile_type(name="HostileTensor", bases=(Hostile,), attributes=None, **chan
 
 
 # ---- what a view or an export says of the tensor ---------------------------------------------------------------------
-
 REFUSED = BufferError
 
 
@@ -342,8 +338,6 @@ EXPORTED = {
 
 
 # ---- what a view or an export does -----------------------------------------------------------------------------------
-
-
 class Odd(Exception):
     """An exception that cannot be made from a message."""
 
@@ -367,7 +361,6 @@ class Elsewhere(Exception):
 
 
 Outside = type("Outside", (BaseException,), {})  # what no ``except Exception`` catches
-
 
 REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError)
 UNCHANGED = (
@@ -434,8 +427,6 @@ FUNCTIONS = {
 
 
 # ---- __dlpack__ ------------------------------------------------------------------------------------------------------
-
-
 class Gives(Dunder):
     """``__dlpack__`` returns what `give(tensor)` returns."""
 

@@ -51,7 +51,6 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "empty": lambda a: a[:0].reshape(0, 3),
 }
 
-
 NO_ELEMENTS = "no elements"
 """The outcome for a tensor without memory."""
 

@@ -162,8 +162,6 @@ class Ignorant(Dunder):
 
 
 # ---- exchange tables -----------------------------------------------------------------------------------------------
-
-
 def _object_at(pointer):
     return ctypes.cast(address_of(pointer), ctypes.py_object).value
 

@@ -75,7 +75,6 @@ The consumers, in order:
 
 
 # ---- kinds of tensors ----------------------------------------------------------------------------------------------
-
 Look = Callable[[Any], None]
 
 
@@ -377,8 +376,6 @@ ROWS = [
 
 
 # ---- consumers -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Seen:
     """What a consumer got: where the first element lies, and the elements."""
@@ -497,7 +494,6 @@ def _by_fast_args(tensor) -> Iterator[Callable[[], Seen]]:
 
 
 # ---- nanobind ------------------------------------------------------------------------------------------------------
-
 _NANOBIND = "truth_nanobind"
 _NANOBIND_SOURCE = """
 #include <nanobind/nanobind.h>
@@ -550,8 +546,6 @@ COLUMNS = [
 
 
 # ---- one cell ------------------------------------------------------------------------------------------------------
-
-
 def _address_of(tensor) -> int | None:
     """Where a tensor's first element lies, asked in the way that does not copy what is copied on writing."""
     try:
@@ -599,7 +593,6 @@ def cell(row: Row, column: Column) -> str:
 
 
 # ---- processes of their own ----------------------------------------------------------------------------------------
-
 SECONDS = 60  # for one process
 _SAID = "outcome: "
 
@@ -612,7 +605,7 @@ def prepare() -> None:
         with contextlib.suppress(Exception):
             row.give(lambda tensor: None)
     for kernel in _USED:
-        for _ in range(40):
+        for _ in range(4):
             kernel(_x())
     _njit_kernel(_x().numpy())
 
@@ -660,8 +653,6 @@ def outcomes() -> Outcomes:
 
 
 # ---- Markdown ------------------------------------------------------------------------------------------------------
-
-
 def table(found: Outcomes) -> str:
     """The legend and the table in Markdown."""
     columns = list(next(iter(found.values())))

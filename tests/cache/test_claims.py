@@ -295,7 +295,6 @@ def test_folders_in_which_nothing_can_be_claimed(folder, tmp_path, monkeypatch):
 
 
 # ---- whole processes ---------------------------------------------------------------------------------------------------
-
 KERNELS = """
 from numba import types
 from fastexchange import fast_args

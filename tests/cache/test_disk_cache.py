@@ -36,8 +36,6 @@ def only(path: Path) -> Path:
 
 
 # ---- one entry, one file -----------------------------------------------------------------------------------------------
-
-
 def test_entries_are_told_apart_by_their_whole_key(folder):
     keys = [f"{'long ' * 1000}{number}" for number in range(20)]
     for number, key in enumerate(keys):
@@ -78,8 +76,6 @@ def test_versions_share_a_folder(folder, monkeypatch):
 
 
 # ---- damage ------------------------------------------------------------------------------------------------------------
-
-
 def test_damage_is_noticed(folder, entry):
     """A flipped bit of every byte, every truncation, and additions."""
     whole = entry.read_bytes()
@@ -111,7 +107,6 @@ def test_files_that_changed_places_and_a_folder_that_vanishes(folder):
 
 
 # ---- processes that end at any moment, and at the same time ------------------------------------------------------------
-
 def test_a_cache_directory_that_cannot_be_written(tmp_path, monkeypatch):
     """Under a plain file no directory can be made, not even by root: code is kept beside the package, or else not at all."""
     blocker = tmp_path / "file"
@@ -182,7 +177,6 @@ def test_a_disk_that_is_full(folder, limit, is_killed):
 
 
 # ---- one type's name in two programs -------------------------------------------------------------------------------
-
 MONEY = """
     import sys
     import numpy as np
@@ -219,7 +213,6 @@ def test_results_of_types_of_users_are_made_by_this_process():
 
 
 # ---- who may have written it -------------------------------------------------------------------------------------------
-
 needs_users = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this platform does not tell who owns a file")
 needs_root = pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() != 0, reason="only root can give files away")
 
@@ -330,8 +323,6 @@ def test_where_a_users_caches_are(tmp_path, monkeypatch):
 
 
 # ---- it does not grow for ever -----------------------------------------------------------------------------------------
-
-
 def make_older(path: Path, days: float) -> None:
     os.utime(path, (time.time() - 86400 * days,) * 2)
 

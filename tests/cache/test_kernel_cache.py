@@ -101,7 +101,7 @@ CALLS = [
 
 
 def test_a_second_process_compiles_neither_kernels_nor_what_calls_them(tmp_path):
-    """What is precompiled is all that forty calls of each want. Entries are beside the file, by default."""
+    """What is precompiled is all that calls of each want. Entries are beside the file, by default."""
     (tmp_path / "module_of_the_test.py").write_text(RESULTS)
     code = """
         del code_cache.folders  # there is another now
@@ -113,7 +113,7 @@ def test_a_second_process_compiles_neither_kernels_nor_what_calls_them(tmp_path)
                 kernel.precompile(arguments)
                 assert not kernel.counts().fast + kernel.counts().slow
                 continue
-            results = [kernel(*arguments) for _ in range(40)]
+            results = [kernel(*arguments) for _ in range(4)]
             if kernel is point:
                 assert all(type(got) is Point and got.x == 1.0 and got.y[0] is x and got.y[1] == 1 for got in results)
             else:
@@ -204,7 +204,7 @@ def test_namesakes_that_were_compiled_in_different_processes(module, decorate):
         one, other = (each.overloads[each.signatures[0]].fndesc.llvm_func_name for each in loaded)
         is_numbas = one == other
         two, three = map(fast_args, loaded)
-        assert {{(called(two), called(three)) for _ in range(30)}} == {{(2, 3)}} and three.counts().fast >= 29
+        assert {{(called(two), called(three)) for _ in range(4)}} == {{(2, 3)}} and three.counts().fast >= 3
         y[:] = 0
         three.bind(x, y)()
         print(hits(*loaded), is_numbas, int(y[0]))

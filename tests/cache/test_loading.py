@@ -36,7 +36,7 @@ CALLED = """
         import kernels_of_the_test
         kernel = getattr(kernels_of_the_test, name)
     x = np.array([1.0, 2.0])
-    found = {repr(kernel(x, 2) == hash("ab") if name == "hashed" else kernel(x, 2)) for _ in range(60)}
+    found = {repr(kernel(x, 2) == hash("ab") if name == "hashed" else kernel(x, 2)) for _ in range(4)}
     if name == "plain":
         try:
             kernel(-x, 2)

@@ -32,7 +32,6 @@ if torch is not None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
 # ---- between processes -------------------------------------------------------------------------------------------------
-
 SENDER = """
     import importlib, sys
     sys.path.insert(0, sys.argv[1])
@@ -128,8 +127,6 @@ def test_a_receiver_with_another_processor_compiles(sent):
 
 
 # ---- in one process ----------------------------------------------------------------------------------------------------
-
-
 def states_of(kernel) -> dict:
     return dict(kernel.__reduce__()[1][2]._arguments)
 
@@ -421,8 +418,6 @@ def test_code_that_cannot_be_carried():
 
 
 # ---- kernels that are kept on disk, too --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
@@ -471,8 +466,6 @@ def test_accelerated_functions_carry_what_is_on_disk_too(scale, cache):
 
 
 # ---- signatures, exceptions, and the values in a pickle ------------------------------------------------------------------
-
-
 def test_exceptions_of_received_code():
     kernel = fast_args(lambda x: 1 // x)
 

@@ -270,7 +270,7 @@ def test_a_refusal_leaves_no_cycle():
         kernel, refuses, array = fast_args(lambda x, y: 1), Refuses(np.ones(1)), np.ones(3)
         gc.collect(), gc.disable()
         before = sys.getrefcount(array)
-        assert [type_and_message(kernel, array, refuses)[0] for _ in range(20)] == [KeyError] * 20
+        assert [type_and_message(kernel, array, refuses)[0] for _ in range(4)] == [KeyError] * 4
         assert sys.getrefcount(array) == before
 
         def refuse(times: int) -> int:
@@ -367,17 +367,19 @@ def test_what_cannot_be_decorated_or_given_is_a_type_error():
 def test_kernels_made_in_many_threads_at_once():
     fork_python(
         """
-        import threading
+        import sys, threading
         from concurrent.futures import ThreadPoolExecutor
         import numpy as np
         from fastexchange import fast_args
 
-        Sub, start = type("Sub", (np.ndarray,), {}), threading.Barrier(6)
+        array, start = np.ones(4).view(type("Sub", (np.ndarray,), {})), threading.Barrier(6)
+        first = [sys.modules["torch"].ones(4)] if "torch" in sys.modules else []
 
         def work(_):
             start.wait()
             kernel = fast_args(lambda x: x.size)
-            assert [kernel(np.ones(4).view(Sub)) for _ in range(40)] == [4] * 40
+            for x in (*first, array):
+                assert [kernel(x) for _ in range(4)] == [4] * 4
 
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(work, range(6)))
@@ -467,7 +469,7 @@ def test_an_array_subclass_may_call_anything_dtype():
     kernel = fast_args(lambda x: x.size)
     for dtype in ("M8[s]", "f8"):
         array = np.zeros(3, dtype).view(Odd)
-        assert [kernel(array) for _ in range(40)] == [3] * 40
+        assert [kernel(array) for _ in range(4)] == [3] * 4
     with pytest.raises((BufferError, TypeError, numba.core.errors.NumbaError)):
         kernel(np.zeros(3, ">f8").view(Odd))
 
@@ -487,6 +489,6 @@ def test_a_try_catches_nothing_that_has_not_been_raised(make):
 
     x = make(np.zeros(2))
     launch = checked.bind(x, 1.0)
-    for _ in range(50):
+    for _ in range(4):
         assert checked(x, 1.0) == checked(x, limit=1.0) == launch() == 1 and checked(x, -1.0) == -1
         str(np.zeros(2))

@@ -16,15 +16,7 @@ from oracle import numbas, references_kept, type_and_message
 from fastexchange import explain, fast_args
 
 from made_producers import (  # isort: skip
-    ONLY_NUMBA,
-    TABLE_CAPSULE,
-    Dunder,
-    Legacy,
-    Tabled,
-    WithMethods,
-    capsule,
-    exchange_table,
-    tabled_type,
+    ONLY_NUMBA, TABLE_CAPSULE, Dunder, Legacy, Tabled, WithMethods, capsule, exchange_table, tabled_type,
     tabled_type_with_methods,
 )
 

@@ -67,9 +67,9 @@ def test_generators_star_args_and_native_calls_in_turn_with_numbas(no_python):
 
     count, same = fast_args(lambda *args: len(args)), fast_args(lambda x: x)
     generate(1.0), generate(np.ones(2)), count([1.0], 2)
-    for i in range(40):
+    for i in range(4):
         assert same(i) == i and same({i}) == {i}
-    assert same.counts().fast >= 38
+    assert same.counts().fast >= 2
     no_python()
     assert list(generate(2.0)) == [2.0]
     (found,) = generate(np.ones(2))

@@ -60,7 +60,7 @@ def test_outputs_are_the_callers_frameworks(framework):
 @pytest.mark.parametrize("ones", [np.ones, *([torch.ones] if has_table() else [])])  # without a table Python makes the outputs
 def test_a_repeated_call_runs_no_python(ones):
     x = ones(3)
-    for _ in range(50):
+    for _ in range(4):
         calls = scaled.counts()
         scaled(x), scaled(x, 3.0), scaled(x, y=x), scaled(x, factor=1.5)
     assert scaled.counts() == calls._replace(fast=calls.fast + 4)
@@ -74,8 +74,8 @@ def test_a_first_call_with_numpy_is_native_from_the_second_on():
         from fastexchange import fast_args
 
         kernel = fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(0))
-        assert [kernel(np.ones(3)).shape for _ in range(40)] == [(3,)] * 40
-        assert kernel.counts().fast == 39, kernel.counts()
+        assert [kernel(np.ones(3)).shape for _ in range(4)] == [(3,)] * 4
+        assert kernel.counts().fast == 3, kernel.counts()
         """
     )
 
@@ -366,7 +366,7 @@ def test_on_a_small_stack():
             y[:] = 2 * x
 
         given = [np.ones(4), *([torch.ones(4)] if torch is not None else [])]
-        for _ in range(40):
+        for _ in range(4):
             [twice(x) for x in given]  # compiled before
 
         def work():

@@ -23,7 +23,6 @@ WARM = 4
 """Calls after which those of a kind have a cache entry."""
 Pair = collections.namedtuple("Pair", "first second")
 
-
 doubled = fast_args(lambda x: x + x)
 itself = fast_args(lambda x: x)
 itself_unlocked = fast_args(lambda x: x, nogil=True)
@@ -332,7 +331,6 @@ def test_what_pytorch_has_no_tensor_for(word, place):
 
 
 GLOBAL, RECORDS = np.arange(3.0), np.zeros(2, [("a", "f8", (3,)), ("b", "i4")])
-
 
 OWNED_BY_NOBODY = [lambda x: GLOBAL, lambda x: GLOBAL[1:], lambda x: GLOBAL[3:], lambda x: RECORDS[1].a]
 

@@ -17,7 +17,6 @@ from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 
 needs_jax = pytest.mark.skipif(jax is None, reason="JAX is not installed")
 
-
 first = fast_args(lambda x: x[0])
 second_of_first = fast_args(lambda x: x[0][1])
 plain = fast_args(lambda x: 1)

@@ -114,7 +114,6 @@ class KeptProxy(structref.StructRefProxy):
 
 structref.define_proxy(KeptProxy, Kept, ["x"])
 
-
 FIELDS = ["return H(x).x[0]", "h = H(x.copy())\nh.x = x\nreturn h.x[0]", "k = K(x.copy())\nk.x = x\nreturn k.x[0]"]
 
 

@@ -91,8 +91,6 @@ def imported(folder, monkeypatch):
 
 
 # ---- in other processes ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_precompiled_modules(folder):
     copy_native_code(folder / "cache")
@@ -164,8 +162,6 @@ def test_the_packages_own_code():
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
-
-
 def test_a_kernel_that_is_not_compiled_or_not_kept(imported):
     listed = "[(bad, (1,), '(int8,)'), (loose, (1,)), (scaled, (1, object()))]"
     (imported / "worked.py").write_text(f"{MODULE}\n__precompile__ = {listed}\n")
@@ -224,7 +220,6 @@ def test_wrong_arguments(imported, arguments, said):
 
 
 # ---- signatures as text ----------------------------------------------------------------------------------------------
-
 WITH_A_TEXT = [
     types.float64, types.bool_, types.none, types.unicode_type, types.complex64, types.float64[:, :, ::1], types.int8[::1, :],
     types.uint16[:], types.Array(types.float32, 2, "C", readonly=True), types.Array(types.float32, 1, "A", aligned=False),

@@ -74,7 +74,6 @@ def quick(kernel, *args, alternatives=False, rounds=3, **kwargs) -> OverheadRepo
 
 
 # ---- the truth of the numbers, in nightly runs -----------------------------------------------------------------------
-
 steady = functools.partial(quick, rounds=9)
 
 
@@ -127,7 +126,6 @@ def test_totals_agree_with_timeit(kernel, x, number):
 
 
 # ---- parts, paths, results and alternatives --------------------------------------------------------------------------
-
 PRODUCERS = [each for each in FRAMEWORKS if each.name in ("numpy", "exchange table", "__dlpack__", "legacy __dlpack__", "torch")]
 
 
@@ -253,8 +251,6 @@ def test_alternatives_are_measured_or_say_why_not(kernel, arguments, keywords, e
 
 
 # ---- what it leaves behind -------------------------------------------------------------------------------------------
-
-
 def grow(x):
     x[0] += 1
 
@@ -355,8 +351,6 @@ def test_an_export_that_fails_is_no_export(status):
 
 
 # ---- errors, and interrupts ------------------------------------------------------------------------------------------
-
-
 def test_a_kernel_that_raises_raises_and_is_undone():
     @fast_args
     def failing(x, most):
@@ -455,8 +449,6 @@ def test_bad_arguments(arguments, keywords, error, message):
 
 
 # ---- what it shows ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def report() -> OverheadReport:
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What the tests of launches share: kernels without code, memory, arrays of the packages' own, and proofs of the cache entry."""
+"""What the tests of launches share: kernels without code, memory, arrays of the packages' own, and proofs of cached launches."""
 
 import contextlib
 import ctypes
@@ -17,8 +17,7 @@ from fastexchange import fast_args
 from fastexchange._abi import ffi
 from fastexchange.dispatch.runtime import runtime
 
-WARM = 4
-"""More launches than the one that makes the cache entry for such types of arguments."""
+WARM = 4  # launches: the first makes the cache entry for its types of arguments
 
 
 class ExportedTensor(_Tensor, stream=first_stream):
@@ -103,7 +102,6 @@ def words_of(package, array) -> list[int]:
 
 
 # ---- whether two launches are the same --------------------------------------------------------------------------------
-
 COMPARED = ("grid", "block", "cluster", "shared", "stream", "cooperative", "context", "device", "offsets", "parameters",
             "packed")  # fmt: skip
 
@@ -170,13 +168,12 @@ def launches_of(record, package, arguments, **options) -> Recorded | Digested:
 
 
 # ---- which way a launch goes -----------------------------------------------------------------------------------------
-
 _VECTORCALL = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_ssize_t] * 4)
 
 
 @contextlib.contextmanager
-def general_launches(kernel):
-    """The list of the launches, 1 each, that cache entries leave to the general way; no kernel gets a cache entry meanwhile."""
+def launches_left(kernel):
+    """The list of the launches, 1 each, that the rows of cache entries leave; no kernel gets a cache entry meanwhile."""
     native, left = kernel._native.native, []
     original = native.vectorcall_any
 
@@ -199,15 +196,15 @@ def has_cache_entry(kernel) -> bool:
 
 
 def launch_cached(launcher, *arguments) -> None:
-    """Make a launch by a cache entry, after one that makes the entry. Fails if that leaves it to the general way."""
+    """Make a launch by the rows of a cache entry, after one that makes the entry. Fails if they leave it."""
     kernel = launcher.kernel
     for _ in range(WARM):
         launcher(*arguments)
     assert has_cache_entry(kernel), "no cache entry was made"
     before = kernel.counts()
-    with general_launches(kernel) as left:
+    with launches_left(kernel) as left:
         launcher(*arguments)
-    assert not left, "the cache entry left the launch to the general way"
+    assert not left, "the rows left the launch"
     after = kernel.counts()
     assert (after.fast, after.slow) == (before.fast + 1, before.slow)
 

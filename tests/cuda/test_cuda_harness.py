@@ -10,7 +10,7 @@ import cuda_stub
 import numpy as np
 import pytest
 from cuda_tensors import DeviceTensor
-from digests import digest_of, expressions_of
+from digests import digest_of
 from interpreter import run_python
 from launches import address, kernel_of
 from recorder import Recorder
@@ -37,14 +37,14 @@ def test_the_recorder_sees_what_the_stub_records(stub, package):
         configurations.append(((4, 2), 32, None, 0, (2, 1)))
     with Recorder() as recorder:
         for configuration in configurations:
-            for _ in range(20):
+            for _ in range(4):
                 kernel[configuration](*arguments)
             kernel[configuration].bind(*arguments)()
         kernel.forall(1000)(*arguments)
         fast_args(package.jit(synchronises))[2, 32](1.5)
         with pytest.raises(RuntimeError):
             kernel[0, 32](*arguments)
-        assert len(recorder.launches) == 21 * len(configurations) + 2
+        assert len(recorder.launches) == 5 * len(configurations) + 2
         assert recorder.launches == [launch._replace(name="") for launch in stub.launches]
         assert recorder.current_context() == stub.current_context()
         assert recorder.primary_context(1) == stub.primary_context(1)
@@ -74,13 +74,6 @@ def test_digests_are_compiled_by_both_packages(stub, package):
     outs = DeviceTensor((ints,), "int64", data=at), DeviceTensor((floats,), "float64", data=at)
     fast_args(package.jit(function))[2, 32](*arguments, *outs)
     assert stub.launches[-1].cooperative and len(stub.launches[-1].parameters) > 150
-
-
-def test_what_digests_read():
-    ints, floats = expressions_of((1, np.zeros((2, 3), "c8"), (True, (2.5,)), np.zeros(()), np.zeros((0, 4))))
-    assert ints == ["a0", "a1.shape[0]", "a1.shape[1]", "a2[0]", "a4.shape[0]", "a4.shape[1]"]
-    read = ["a1[0, 0]", "a1[0, 2]", "a1[1, 0]", "a1[1, 2]"]
-    assert floats == [f"{each}.{part}" for each in read for part in ("real", "imag")] + ["a2[1][0]", "a3[()]"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda, which simulates, is not installed")

@@ -55,7 +55,6 @@ class Both(ArrayInterface):
 
 
 # ---- what it says is read as it is -----------------------------------------------------------------------------------
-
 TYPESTRS = ["|b1", "|i1", "|u1", "<i1", "=f4", "=i8", "=c16",
             *["<" + kind for kind in ("i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")]]  # fmt: skip
 READ = [  # by native code; what an array says, and the tensor with a table that is launched like it
@@ -161,8 +160,6 @@ def test_it_is_read_in_each_launch(stub, kernels):
 
 
 # ---- streams ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_bound_launch_is_on_the_stream_that_is_given(stub, kernels):
     one = new_stream()
     kernels[1][1, 32, one].bind(ArrayInterface(stub, stream=one))()
@@ -172,7 +169,6 @@ def test_a_bound_launch_is_on_the_stream_that_is_given(stub, kernels):
 
 
 # ---- what is not as usual ---------------------------------------------------------------------------------------------
-
 class Items(dict):
     def __getitem__(self, name):
         raise AssertionError("asked")
@@ -301,8 +297,6 @@ def test_what_explain_says(stub, kernels):
 
 
 # ---- under one name with a kernel for the CPU ------------------------------------------------------------------------
-
-
 def test_a_kernel_for_the_cpu_still_does_not_know_it(stub, kernels):
     value = ArrayInterface(stub)
     kernels[1][1, 32](value)

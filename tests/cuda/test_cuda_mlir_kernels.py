@@ -19,7 +19,6 @@ from numba_cuda_mlir import types  # noqa: E402
 
 _MASK = 2**64 - 1
 
-
 _OPERATIONS = {
     **dict.fromkeys(("mov", "cvt", "cvta"), lambda v: v[1]), "add": lambda v: v[1] + v[2], "mul": lambda v: v[1] * v[2],
     "mad": lambda v: v[1] * v[2] + v[3], "shl": lambda v: v[1] << v[2], "setp.lt": lambda v: v[1] < v[2],

@@ -52,7 +52,7 @@ def test_launches(record, package, kind, size):
             launcher(**named)
             launcher.explain(*arguments)
 
-    launch(40)  # all that is compiled for them, a cache entry among it
+    launch(4)  # all that is compiled for them, and cache entries
     gc.collect()  # what compilation has left holds some
     nones = sys.getrefcount(None)
     with all_given_back(kernel, launcher, *arguments):
@@ -84,7 +84,7 @@ def test_refusals(record, package, kind, warm):
     """Whichever argument is to blame, the first, the middle or the last one."""
     arguments, launcher = kind(package, 8), kernel_of(package, 8)[1, 32]
     given = launcher.kernel[1, 32, 0]
-    for _ in range(24 * warm):
+    for _ in range(4 * warm):
         launcher(*arguments)
     record.clear()
     for name, position in [(name, position) for name in CULPRITS for position in (0, 4, 7)]:
@@ -129,7 +129,7 @@ def test_errors_of_the_driver(stub, package, kind):
         stub.fail("cuLaunchKernel", 1)
         with pytest.raises(CudaError, match="INVALID_VALUE"):
             launcher(*arguments)
-    for _ in range(24):
+    for _ in range(4):
         launcher(*arguments)
     launch = launcher.kernel[1, 32, 0].bind(*arguments)
     out = [value.exported - value.deleted for value in arguments if hasattr(value, "exported")]

@@ -134,7 +134,7 @@ def test_where_a_launch_goes(stub, kernels, world, name):
             assert [each.told[-1] for each in exports] == [own or 1] * len(exports)
             assert (kernel.counts().fast == counted.fast + 1) is is_native
 
-    both_ways(ways[0], 25)
+    both_ways(ways[0])
     in_threads(lambda: check(0))  # which begins without a context
     for current in (0, 1):
         with driver().on(current):
@@ -145,9 +145,9 @@ def test_where_a_launch_goes(stub, kernels, world, name):
 def test_the_tensors_are_asked_in_each_launch(stub, kernels, world):
     """For their device and stream; by bound launches, too."""
     bound = kernels[1][1, 32].bind(DeviceTensor((4,)))
-    for i in range(120):
-        device = 0 if i < 60 else i % 3
-        DeviceTensor.streams[device] = stream = world.streams[("mine", "given")[i % 2 if i < 60 else 0], device]
+    for i in range(24):
+        device = 0 if i < 12 else i % 3
+        DeviceTensor.streams[device] = stream = world.streams[("mine", "given")[i % 2 if i < 12 else 0], device]
         kernels[1][1, 32](DeviceTensor((4,), device=device))
         assert (stub.launches[-1].device, stub.launches[-1].stream) == (device, stream)
         if device == 0:
@@ -171,7 +171,7 @@ def test_bound_launches_and_contexts(stub, kernels):
 
 def test_events_are_destroyed_and_only_made_where_streams_differ(stub, kernels, world):
     x, y = world.mine(), world.other()
-    for _ in range(40):
+    for _ in range(4):
         with traced(stub) as calls:
             kernels[2][1, 32](x, y)
         assert calls.count("cuEventCreate") == calls.count("cuEventDestroy") == 2
@@ -279,15 +279,14 @@ def test_a_launch_of_the_packages_own_is_ordered_too(stub, kernels, world, packa
 
 
 # ---- in processes of their own ---------------------------------------------------------------------------------------
-
 _ARCHITECTURES = """
 stub.set_devices(3)
 stub.set_capability(1, 8, 0)
 kernel = fast_args(cuda.jit(lambda x: None))
 for device in (0, 1, 2, 1, 0):
-    for _ in range(30):
+    for _ in range(4):
         kernel[1, 32](DeviceTensor((4,), device=device))
-print([each.device for each in stub.launches][::30], len({each.function for each in stub.launches}))
+print([each.device for each in stub.launches][::4], len({each.function for each in stub.launches}))
 """
 # Loading is the package's, and so is its error, with the driver's name in it; the next launch finds nothing half done.
 _NO_BINARY = """

@@ -57,8 +57,6 @@ def resets() -> list:
 
 
 # ---- scenes ----------------------------------------------------------------------------------------------------------
-
-
 def launches_afterwards():
     """General ones, cache entries, launches for tasks, with shared memory, without tensors, declared ones, and of old arrays."""
     one, none, big, old = kernel(1), kernel(0), kernel(1), cuda.to_device(np.ones(4, "f4"))
@@ -68,7 +66,7 @@ def launches_afterwards():
     def launch(array):
         for value in (array, tensor()):
             for each in launches:
-                made(each, value, times=24)
+                made(each, value, times=6)
         made(none[1, 1])
 
     launch(old)
@@ -91,7 +89,7 @@ def launchers_with_streams_end():
         bound, own, tasks = one[1, 32].bind(x), one[1, 32, new_stream()], one.forall(9, 0, new_stream())
         made(bound, times=3)
         for launch in (own, tasks, default):
-            made(launch, x, times=24)
+            made(launch, x, times=6)
         reset()
         y = tensor()
         for _ in range(2):  # also when the kernel has been loaded anew
@@ -103,7 +101,7 @@ def launchers_with_streams_end():
         made(default, y)
         handle = new_stream()
         again = one[1, 32, handle]
-        made(again, y, times=24)
+        made(again, y, times=6)
         assert again is one[1, 32, handle] and again is not own
         made(bound.rebind(x=y), times=3)
         DeviceTensor.streams[0], OtherTensor.streams[0] = new_stream(), new_stream()
@@ -119,13 +117,13 @@ def by_the_driver():
     from cuda.bindings import driver as bindings
 
     none, fast = kernel(0), kernel(1)[1, 32]
-    for _ in range(24):
+    for _ in range(4):
         made(fast, cuda.to_device(np.ones(4, "f4")))
     made(none[1, 1])
     assert not int(bindings.cuDevicePrimaryCtxReset(0)[0])
     refused(none[1, 1], CudaError, "CONTEXT_IS_DESTROYED")
     made(none[1, 1])
-    for _ in range(24):
+    for _ in range(4):
         made(fast, cuda.to_device(np.ones(4, "f4")))
 
 
@@ -134,9 +132,9 @@ def by_the_other_package():
     (other,) = (importlib.import_module(name) for name in PACKAGES if name != cuda.__name__)
     other.current_context()
     fast = kernel(1)[1, 32]
-    made(fast, tensor(), times=24)
+    made(fast, tensor(), times=6)
     other.get_current_device().reset()
-    made(fast, tensor(), times=24)
+    made(fast, tensor(), times=6)
     array = other.to_device(np.ones(4, "f4"))  # made after the kernel was loaded
     made(fast, array)
     other.get_current_device().reset()
@@ -148,7 +146,7 @@ def of_another_device_or_by_another_thread():
     """Tensors of a device that is not reset are as good as before; ``close()`` in another thread resets nothing."""
     one, x, y = kernel(1), tensor(), tensor(device=1)
     fast = one[1, 32]
-    for _ in range(24):
+    for _ in range(4):
         here, there = made(fast, x), made(fast, y)
     slow = one.counts().slow
     thread = threading.Thread(target=cuda.close)
@@ -156,7 +154,7 @@ def of_another_device_or_by_another_thread():
     thread.join()
     assert made(fast, x) == here and made(fast, y) == there and one.counts().slow == slow
     cuda.gpus[1].reset()
-    for _ in range(24):
+    for _ in range(4):
         made(fast, x)
         made(fast, tensor(device=1))
     assert one.counts().slow <= slow + 4

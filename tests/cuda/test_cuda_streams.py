@@ -101,7 +101,7 @@ own, kernel = cuda.jit(empty), fast_args(cuda.jit(empty))
 
 def streams(launch):
     stub.clear()
-    for _ in range(30):
+    for _ in range(4):
         launch()
     return sorted({each.stream for each in stub.launches})
 
@@ -179,8 +179,6 @@ def test_a_producer_that_cannot_tell_its_stream(record, kernels, failure):
 
 
 # ---- capture, and the calls of a launch ------------------------------------------------------------------------------
-
-
 def test_a_launch_on_a_capturing_stream_is_captured(stub, kernels):
     bindings, stream, x = driver().bindings, new_stream(), DeviceTensor((4,))
     DeviceTensor.streams[0] = stream

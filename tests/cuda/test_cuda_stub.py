@@ -21,7 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 # ---- alone: by ctypes ------------------------------------------------------------------------------------------------
-
 cu = stub = context = library = kernel = function = pointers = None  # where a scene runs
 VALUES = [ctypes.c_uint8(7), ctypes.c_double(1.5), c_int(-2)]
 PACKED = struct.pack("<BxxxxxxxdI", 7, 1.5, 2**32 - 2)
@@ -169,8 +168,6 @@ def test_a_capture_takes_launches_and_refuses_what_cannot_be_captured():
 
 
 # ---- beside a driver -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("before, refusal", [
     ("sys.modules['numba_cuda_mlir'] = types.ModuleType('numba_cuda_mlir')", "imported already"),
     ("ctypes.CDLL(sys.argv[1])", "loaded already"),
@@ -191,8 +188,6 @@ def test_the_stub_is_not_loaded_beside_a_driver(tmp_path, before, refusal):
 
 
 # ---- under a package -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.both_packages
 def test_a_package_launches_what_it_was_told(stub, package):
     @package.jit

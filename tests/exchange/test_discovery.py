@@ -31,7 +31,6 @@ ignore = fast_args(lambda x: 1)
 first = fast_args(lambda x: x[0])
 
 # ---- which way -----------------------------------------------------------------------------------------------------
-
 PATHS = {
     np.ndarray: "ndarray", Tabled: "c-exchange", Dunder: "dunder", float: "scalar", type(None): "scalar", np.float32: "scalar",
     str: "scalar", tuple: "tuple", list: "list", set: "numba",
@@ -142,8 +141,6 @@ def test_the_table_is_found_once_per_type_for_all_kernels():
 
 
 # ---- types that die ------------------------------------------------------------------------------------------------
-
-
 def test_a_type_can_die_and_its_entry_with_it():
     for cls in (type("Mortal", (Dunder,), {}), type("Mortal", (Tabled,), {})):
         tensor, kernel = cls(np.ones(3)), fast_args(lambda x: 1)

@@ -133,8 +133,6 @@ def test_function_types_take_and_return_what_the_header_says(text):
 
 
 # ---- what is derived -----------------------------------------------------------------------------------------------
-
-
 def test_the_committed_abi_module_is_what_the_declarations_make(tmp_path):
     _abi_build.emit(tmp_path / "made.py")
     committed = Path(fastexchange.__file__).with_name("_abi.py")

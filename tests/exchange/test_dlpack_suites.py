@@ -36,7 +36,6 @@ class Protocol:
 
 
 # ---- NumPy's -------------------------------------------------------------------------------------------------------
-
 SUITE = Path(np.__file__).parent / "_core" / "tests" / "test_dlpack.py"
 
 
@@ -133,8 +132,6 @@ def test_numpy_has_installed_its_tests():
 
 
 # ---- PyTorch's: element types --------------------------------------------------------------------------------------
-
-
 def of_type(dtype):
     """A tensor of sixteen bytes."""
     return torch.arange(16, dtype=torch.uint8).view(dtype)
@@ -196,7 +193,6 @@ def test_element_types_that_pytorch_refuses():
 
 
 # ---- what frameworks are asked for, and ask for ---------------------------------------------------------------------
-
 @needs_torch
 def test_pytorch_makes_tensors_of_our_objects():
     for tensor in (torch.arange(6.0).reshape(2, 3), torch.arange(6, dtype=torch.bfloat16)[::2]):
@@ -224,8 +220,6 @@ def test_a_producer_is_asked_for_the_newest_version_and_for_no_stream(source):
 
 
 # ---- tvm-ffi's -----------------------------------------------------------------------------------------------------
-
-
 @needs_tvm_ffi
 def test_a_kernel_is_a_function_of_tvm_ffis():
     total = tvm_ffi.convert(fast_args(lambda x: x.sum()))

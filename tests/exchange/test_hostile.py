@@ -6,20 +6,18 @@ case the process lives, all exports have been given back once, reference counts 
 
 import gc
 import itertools
-import threading
-import time
 
 import hostile_producers as hostile
 import numba
 import numpy as np
 import pytest
 from counting import Exported, Viewed, end_of, forget_notes, kept, no_violations, scene
-from made_producers import ONLY_NUMBA, Dunder, Ledger, ffi
+from made_producers import ONLY_NUMBA, Dunder, ffi
 from oracle import new_kernel, numbas
 
 from hostile_producers import (  # isort: skip
-    CONTENTS, EXPORTED, FUNCTIONS, GOOD_IN_THE_END, REFUSED, RETURNS, REWORDED, UNCHANGED, Gives, RaisingDescriptor,
-    raising, versioned,
+    CONTENTS, EXPORTED, FUNCTIONS, GOOD_IN_THE_END, REFUSED, RETURNS, REWORDED, UNCHANGED, RaisingDescriptor,
+    raising,
 )
 from hostile_ways import (  # isort: skip
     CONVERSIONS, EVERYTHING, TOTALS, WARM, Turning, check_end, check_ways, ignore, kind_of, size_of, total, warm, warm_total,
@@ -133,13 +131,6 @@ def test_methods_that_are_none(name):
     assert total(1.0, np.arange(4.0)) == 6.0
 
 
-def test_methods_of_the_instance_only():
-    tensor, array = type("NoMethods", (), {})(), np.arange(4.0)
-    tensor.__dlpack__, tensor.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
-    for first in (1.0, ONLY_NUMBA, 1.0):
-        assert total(first, tensor) == total(first, array)
-
-
 @pytest.mark.parametrize("error", [ValueError("no"), AttributeError("no"), KeyboardInterrupt(), SystemExit(2)], ids=repr)
 def test_getattr_that_raises(error):
     """It is no tensor. The call ends as under plain ``@njit``, or in a TypeError that names the argument."""
@@ -153,8 +144,6 @@ def test_getattr_that_raises(error):
 
 
 # ---- one argument beside another -------------------------------------------------------------------------------------
-
-
 @fast_args
 def four(a, b, c, d):
     return a[0] * 1000 + b[0] * 100 + c[0] * 10 + d[0]
@@ -212,21 +201,7 @@ def test_of_two_hostile_tensors_the_first_decides(first, second):
         check_end(end_of(four, *tensors), FUNCTIONS[OUTCOMES[first]][1], name="b", position=1)
 
 
-@pytest.mark.parametrize("name", ["raises BufferError", "0 and BufferError set", "-1 and no exception, -1"])
-def test_inside_tuples_and_variadics(name):
-    (act, ends), neighbour = FUNCTIONS[name], Dunder(np.ones(3))
-    for tensor in (Viewed(view=act, export=act), Exported(export=act)):
-        for arguments in ((1, (neighbour, (tensor, neighbour))), (neighbour, tensor), (ONLY_NUMBA, (tensor,), neighbour)):
-            with kept(tensor, neighbour):
-                for _ in range(3):
-                    check_end(end_of(ignore, *arguments), ends, name="arguments[1]")
-            neighbour.ledger.check(neighbour.ledger.made)
-    assert ignore(1, 2) == 2
-
-
 # ---- different at each look ------------------------------------------------------------------------------------------
-
-
 def changing(*states):
     """A view or an export that describes another of `states` (lies) at each look."""
     looks = iter(range(10**9))
@@ -281,7 +256,7 @@ def test_the_same_tensor_twice_in_a_call_different_at_each_look(calls):
         for _ in range(calls):
             assert sizes(tensor, tensor) == 44
         tensor.behaves = False
-        assert {end_of(sizes, tensor, tensor) for _ in range(12)} <= {44, 42, 24}
+        assert {end_of(sizes, tensor, tensor) for _ in range(4)} <= {44, 42, 24}
         tensor.ledger.check(tensor.ledger.made)
 
 
@@ -299,7 +274,7 @@ def test_a_failure_at_any_one_look(cls, bad):
             return (act if tensor.looks == failing else hostile.honest)(tensor, out)
 
         tensor = cls(view=once, export=once)
-        wrong = [end for end in [end_of(kernel, 1.0, tensor) for _ in range(25)] if end != 4]
+        wrong = [end for end in [end_of(kernel, 1.0, tensor) for _ in range(8)] if end != 4]
         assert len(wrong) <= 1, (failing, wrong)
         for end in wrong:
             check_end(end, bad or BufferError)
@@ -307,8 +282,6 @@ def test_a_failure_at_any_one_look(cls, bad):
 
 
 # ---- all the same to the process -------------------------------------------------------------------------------------
-
-
 def test_refusals_leave_nothing_behind():
     """By each way there are as many objects after 25 rounds of what is hostile as before."""
     done = {
@@ -331,34 +304,3 @@ def test_refusals_leave_nothing_behind():
         counts = [rounds() for _ in range(4)]  # a leak is there each time; the heap may also grow once
         with scene(name):
             assert min(after - before for before, after in itertools.pairwise(counts)) < 20, counts
-
-
-def test_switching_threads_all_the_time():
-    """Threads call kernels with tensors whose functions let the others run in their middle."""
-
-    def pause(tensor, out):
-        time.sleep(0)
-        hostile.honest(tensor, out, **tensor.lies)
-        time.sleep(0)
-
-    def hammer(number):
-        array, ledger = np.full(3, float(number)), Ledger()
-        acts = {"view": pause, "export": pause}
-        tensors = [Turning(array, ledger, **acts), Exported(array, ledger, **acts),
-                   Gives(lambda tensor: time.sleep(0) or versioned(tensor), array, ledger)]  # fmt: skip
-        bad = [Turning(array, view=hostile.returning(-1)), Exported(array, ledger, lanes=2, **acts)]
-        for i in range(60):
-            ends.update(end_of(warm_total, 1.0, tensor) / number for tensor in tensors)
-            ends.add(end_of(four, tensors[0], tensors[1], tensors[0], tensors[2]) / number)
-            ends.add(kind_of(end_of(warm_total, 1.0, bad[i % 2])))
-        ledger.check(ledger.made)
-        ends.add(ledger.made > 240)
-
-    ends: set = set()
-    warm(warm_total)
-    threads = [threading.Thread(target=hammer, args=(number,)) for number in range(1, 5)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert ends == {3.0, 1111.0, REFUSED, True}

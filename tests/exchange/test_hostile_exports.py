@@ -89,8 +89,6 @@ def test_the_deleter_of_these_tests_is_native():
 
 
 # ---- a kept array, whose export is made when the call has ended ------------------------------------------------------
-
-
 @functools.cache
 def kernel_called(calls: int):
     """A kernel that returns a view: an argument would be returned as that very object. And the type that it was called with."""

@@ -56,8 +56,6 @@ class Evil:
 
 
 # ---- what happens to the victim, and where it stands -----------------------------------------------------------------
-
-
 def twos(dtype=torch.float32):
     return torch.full((6,), 2.0, dtype=dtype)[1:5]
 
@@ -127,7 +125,6 @@ PLACES = {
     "beside seventy": lambda victim, evil: (tuple([victim] + [np.zeros(1, "f4")] * 70), evil, 1.0),  # no frame has room for them
 }
 
-
 QUICK = [place for place in PLACES if place != "beside seventy"]  # which takes long to compile
 
 
@@ -163,14 +160,12 @@ def known_kernel(nogil: bool):
 @functools.cache
 def later(nogil: bool, place: str = "before", make=twos):
     """A kernel that makes such calls by a cache entry."""
-    for _ in range(20):
+    for _ in range(4):
         known_kernel(nogil)(*PLACES[place](make(), Evil(lambda: None)))
     return known_kernel(nogil)
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
-
-
 def value_of(victim):
     """What a kernel may say of `victim` as it is now; None if it has to refuse it."""
     try:
@@ -226,7 +221,7 @@ def test_modes_that_another_argument_begins(nogil):
                 victim.mul_(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
 
         with torch.no_grad(), scene(place):
-            for _ in range(20):
+            for _ in range(4):
                 later(nogil)(*PLACES[place](leaf, Evil(lambda: None)))
             with pytest.raises(BufferError, match="requires grad"):
                 later(nogil)(*PLACES[place](leaf, Evil(lambda: torch.set_grad_enabled(True))))
@@ -242,8 +237,8 @@ def test_a_dual_tensor_whose_level_has_ended_is_native():
     kernel = fast_args(lambda x: x.sum())
     kernel(one)
     before = kernel.counts()
-    assert [kernel(one) for _ in range(40)] == [3.0] * 40
-    assert kernel.counts()[:2] == (before.fast + 40, before.slow)
+    assert [kernel(one) for _ in range(4)] == [3.0] * 4
+    assert kernel.counts()[:2] == (before.fast + 4, before.slow)
 
 
 class Finalizer:
@@ -259,7 +254,7 @@ class Finalizer:
 def check_collections(action, nogil, beside) -> None:
     """A garbage collection at each allocation of a call changes the victim."""
     threshold = gc.get_threshold()
-    for _ in range(20):
+    for _ in range(4):
         later(nogil)(torch.full((4,), 2.0), beside, 1.0)
     for allocations in range(1, 12):
         victim = torch.full((4,), 2.0)
@@ -322,8 +317,6 @@ def test_without_an_exchange_table():
 
 
 # ---- conversions, arrays ---------------------------------------------------------------------------------------------
-
-
 class Changing(TorchFunctionMode):
     """A mode that changes a tensor at the n-th function that it sees."""
 

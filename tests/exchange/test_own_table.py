@@ -30,7 +30,6 @@ assert no_violations  # a fixture
 
 
 # ---- dtypes by their registration ------------------------------------------------------------------------------------
-
 VOID, PAIR = np.dtype("V13"), np.dtype([("a", "u1"), ("b", "<u2")], align=True)
 LOST = np.dtype([("second", "u4")])
 
@@ -72,8 +71,6 @@ def test_many_borrowed_views_are_valid_at_once():
 
 
 # ---- memory and streams ----------------------------------------------------------------------------------------------
-
-
 def prototype(shape=(2, 3), code=2, bits=32, **lies):
     """A ``DLTensor *`` that asks for memory, and what it points to. Its data and strides mean nothing."""
     tensor = ffi.new("DLTensor *")
@@ -175,8 +172,6 @@ def test_the_cpu_has_no_stream_and_other_devices_are_not_numpys():
 
 
 # ---- who deletes an export, and when ---------------------------------------------------------------------------------
-
-
 def test_a_tensor_is_stolen_and_given_back_when_the_last_view_dies():
     ledger, source = Ledger(), np.arange(12.0).reshape(3, 4)
     with references_kept(source):

@@ -45,8 +45,6 @@ COMPANIES = {  # who stands beside the argument to blame, by turns; how many arg
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
-
-
 def raises(error):
     """``__dlpack__`` raises a new exception each time: one that is raised again would collect tracebacks."""
 
@@ -128,8 +126,6 @@ LIKE = {Viewed: "exchange table", np.ndarray: "numpy", **({torch.Tensor: "torch"
 
 
 # ---- how it is called ------------------------------------------------------------------------------------------------
-
-
 def new_kernel(count: int, company=None, **options):
     names = [f"a{i}" for i in range(count)]
     return fast_args(eval(f"lambda {', '.join(names)}: {' + '.join(f'{name}[0]' for name in names)}"), **options)
@@ -294,8 +290,6 @@ def test_the_same_tensor_several_times(kind):
 
 
 # ---- how kernels end -------------------------------------------------------------------------------------------------
-
-
 @numba.njit
 def sum_or_raise(first, middle, last):
     if first[0] + middle[0] + last[0] < 0:
@@ -416,7 +410,6 @@ def check_blamed(kernel, how, clear, tensors, others, position, kind) -> None:
 
 
 # ---- nothing is left -------------------------------------------------------------------------------------------------
-
 Pair = collections.namedtuple("Pair", "first second")
 TEXT = "a text that nobody else has".upper()
 
@@ -504,8 +497,6 @@ def test_memory_stays_flat():
 
 
 # ---- what does not compile, does not bind ----------------------------------------------------------------------------
-
-
 def lower_not(x):
     """In a kernel: types, and does not lower."""
 

@@ -79,8 +79,6 @@ def test_conversions_of_readonly_memory(name):
 
 
 # ---- what would crash ------------------------------------------------------------------------------------------------
-
-
 def plain_table():
     """A new type with an exchange table, whose tensors need no guard: an instance."""
     return made_producers.tabled_type("Plain")(np.ones(3))

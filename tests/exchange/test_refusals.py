@@ -43,7 +43,6 @@ size, size_unlocked = fast_args(lambda x: x.size), fast_args(lambda x: x.size, n
 first = fast_args(lambda x: x[0])
 
 # ---- ways ------------------------------------------------------------------------------------------------------------
-
 TO_NUMPY = {"from_dlpack": from_dlpack, "convert": lambda x: convert(x, np.ndarray)}
 BY_TABLE = {"export": functools.partial(failing, EXPORT), "borrow": functools.partial(failing, BORROW)}
 KERNELS = {"kernel": size, "kernel, nogil": size_unlocked}
@@ -70,8 +69,6 @@ def to_array(x, **options):
 
 
 # ---- things ----------------------------------------------------------------------------------------------------------
-
-
 def named(*things) -> dict:
     return {f"{number}, {type(thing).__name__} {thing!r:.30}": thing for number, thing in enumerate(things)}
 
@@ -213,7 +210,6 @@ make = functools.partial
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
-
 REFUSALS = {
     "arrays that DLPack has no words for": ({**ODD_ARRAYS, **TEXT}, BY_TABLE, BufferError, "export|dtype|stride|order|DLPack"),
     "such arrays by calls": (ODD_ARRAYS, NO_CONVERT, BufferError, ""),
@@ -336,8 +332,6 @@ def test_gradients_are_taken_while_grad_mode_is_off(name):
 
 
 # ---- subclasses: what was asked for, or nothing ----------------------------------------------------------------------
-
-
 class OwnTensor(torch.Tensor if torch is not None else object):
     pass
 
@@ -385,7 +379,6 @@ def test_a_copy_where_dlpack_has_no_words_for_the_place(target):
 
 
 # ---- lies to a table and to other frameworks -------------------------------------------------------------------------
-
 SAID = {"device": "on a device", "ndim": "dimensions", "code": "element type", "negative": "extent", "too": "64 bits",
         "major": "major version", "NULL": "missing|NULL", "lanes": "lanes"}  # fmt: skip
 """By a word of the lie's name: words of NumPy's table."""
@@ -432,8 +425,6 @@ def test_other_frameworks_follow_no_lie(target):
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("value", "place"), [
     ([2**70], r"item \[0\]"), ([1, 2**70], r"item \[1\]"), ([[2**70]], r"item \[0\]\[0\]"), ([(1, 2**70)], r"item \[0\]\[1\]"),
     ({2**70}, r"item \[0\]"), ((1, [2**70]), r"item \[1\]\[0\]"),
@@ -447,12 +438,3 @@ def test_an_extent_below_64_bits():
     kernel = fast_args(lambda x, m, y: None, out="x[n], m -> y[m]")
     with pytest.raises(OverflowError, match=r"argument 'm' \(position 1\) is an extent .* does not fit into 64 bits"):
         kernel(np.ones(2), -(2**70))
-
-
-def test_a_value_error_of_the_kernel_stays_one():
-    @fast_args
-    def kernel(x):
-        raise ValueError("of the kernel")
-
-    with pytest.raises(ValueError, match="of the kernel"):
-        kernel([1])

@@ -55,8 +55,6 @@ def exported_key(dtype) -> tuple[int, int] | None:
 
 
 # ---- NumPy's own types ---------------------------------------------------------------------------------------------
-
-
 def test_numpys_own_types():
     for dtype in map(np.dtype, PLAIN):
         code, bits = key_of(dtype)
@@ -89,8 +87,6 @@ def test_plain_dtypes_are_answered_without_a_look_elsewhere(monkeypatch):
 
 
 # ---- registering ---------------------------------------------------------------------------------------------------
-
-
 def test_a_dtype_is_known_in_both_directions_however_often_and_however_its_key_is_said(code):
     class Index:
         def __index__(self):
@@ -173,8 +169,6 @@ def test_what_is_refused():
 
 
 # ---- threads -------------------------------------------------------------------------------------------------------
-
-
 def registered_together(pairs: list) -> int:
     """Which of the registrations was made; all others were refused."""
     ends = [None] * len(pairs)
@@ -202,8 +196,6 @@ def test_one_of_many_threads_gets_the_import_or_the_export(monkeypatch):
 
 
 # ---- ml_dtypes -----------------------------------------------------------------------------------------------------
-
-
 def test_the_codes_of_ml_dtypes():
     named = {name: DLDataTypeCode(code).name for name, (code, _bits) in (ML_DTYPES | ML_DTYPES_PADDED).items()}
     assert named.pop("bfloat16") == "kDLBfloat" and named.pop("complex32") == "kDLComplex"
@@ -251,8 +243,6 @@ def test_less_than_a_byte_is_not_exchanged_and_a_kernel_gets_it_as_bytes(name):
 
 
 # ---- NumPy's own registry ------------------------------------------------------------------------------------------
-
-
 @needs_numpy_registry
 @pytest.mark.parametrize("size", [1, 3, 8, 31])
 def test_what_numpy_was_told_is_known_in_either_order(size, code):
@@ -271,7 +261,6 @@ def test_what_numpy_was_told_is_known_in_either_order(size, code):
 
 
 # ---- interpreters of their own: what is registered stays -----------------------------------------------------------
-
 PRELUDE = """
 import random, sys, threading, types
 from concurrent import futures

@@ -40,8 +40,6 @@ def _no_strays(monkeypatch):
 
 
 # ---- to arrays -------------------------------------------------------------------------------------------------------
-
-
 def through_a_capsule(x, **options):
     """By a capsule, whose contents are looked at, and NumPy's own reader."""
     made = to_dlpack(x, **{"max_version": (1, 0), **options})
@@ -153,8 +151,6 @@ def test_a_tensor_goes_out_and_comes_back_as_an_array(source):
 
 
 # ---- to every framework ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_tensor_becomes_another_frameworks_shared_copied_or_refused(source):
     """PyTorch, PaddlePaddle and tvm-ffi have nothing readonly, the first two no negative strides."""
@@ -203,7 +199,6 @@ def test_source_and_result_live_apart(source):
 
 
 # ---- what is described, demanded, passed on --------------------------------------------------------------------------
-
 DESCRIPTIONS = {
     # what is said of the twelve elements: (the array that it is, what is said of it)
     "64 dimensions, no strides": lambda a: (a.reshape((1,) * 62 + (3, 4)), {"strides": None}),
@@ -369,7 +364,6 @@ def test_strange_producers_that_are_good_in_the_end(make):
 
 
 # ---- targets made for the tests --------------------------------------------------------------------------------------
-
 _taking: list = []
 
 

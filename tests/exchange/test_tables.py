@@ -48,8 +48,6 @@ def new_same_and_part(x):
 
 
 # ---- PaddlePaddle ----------------------------------------------------------------------------------------------------
-
-
 @needs_paddle
 def test_paddle_tensors_are_read_natively():
     x, out = paddle.arange(4.0), paddle.zeros([4])
@@ -155,8 +153,6 @@ def test_a_paddle_that_cannot_be_asked(monkeypatch):
 
 
 # ---- cuda.core -------------------------------------------------------------------------------------------------------
-
-
 @needs_views
 def test_views_of_cuda_core():
     array = np.arange(12.0).reshape(3, 4)

@@ -21,7 +21,7 @@ from other_ways import run_changed
 
 from fastexchange import FastKernel, accelerate, decelerate, fast_args
 
-WARM = 12
+WARM = 4
 
 
 @fast_args

@@ -81,7 +81,7 @@ def test_monitoring_sees_calls_if_numba_is_to_report_them():
         def kernel(x):
             return x[0]
 
-        for _ in range(40):
+        for _ in range(4):
             kernel(np.ones(2))
         monitoring, seen = sys.monitoring, []
         monitoring.use_tool_id(2, "test")

@@ -41,7 +41,7 @@ def check_everything():
     if torch is not None:
         tensors.append(torch.arange(4.0, dtype=torch.float64))
     for tensor in tensors:
-        assert [total(tensor) for _ in range(20)] == [6.0] * 20
+        assert [total(tensor) for _ in range(4)] == [6.0] * 4
         assert unlocked_total(tensor) == 6.0
         assert from_dlpack(part(tensor)).tolist() == [1.0, 2.0, 3.0]
         assert from_dlpack(tensor).tolist() == array.tolist()

@@ -327,7 +327,7 @@ def test_recompiling_while_others_call(rated):
 def test_a_call_while_the_kernel_forgets_its_overloads(rated):
     """Another thread's call, between two steps of ``recompile()``: what it notes for the next call is forgotten, too."""
     array = np.ones(3)
-    for _ in range(60):
+    for _ in range(4):
         assert rated(array) == rated(array[::2]) == RATE  # in turn: both have a site
 
     class Interrupted:
@@ -357,7 +357,7 @@ def test_recompiling_while_a_tensor_is_released(rated):
         __dlpack_device__ = staticmethod(lambda: (1, 0))
         __dlpack__ = staticmethod(lambda **options: np.ones(3).view(Owner).__dlpack__(**options))
 
-    for _ in range(60):
+    for _ in range(4):
         assert rated(Owned()) == rated(np.ones(3)) == 1
     sites = rated._native._sites
     for site in range(len(sites)):  # as if other types had taken them: the next call looks for its entry
@@ -375,7 +375,7 @@ def test_grad_mode_is_a_threads_own():
     weights, plain = torch.ones(3, requires_grad=True), torch.ones(3)
     view = weights[1:]
     with torch.no_grad():
-        for _ in range(40):
+        for _ in range(4):
             assert kernel(1.0, weights) == 4.0 and kernel(1.0, plain) == 4.0 and kernel(1.0, view) == 3.0
     counts: list[int] = [sys.getrefcount(weights), sys.getrefcount(view)]
 
@@ -580,23 +580,3 @@ def test_deleters_called_where_the_gil_is_not_held(kind):
     assert sums == [435.0] * 4
     for ledger in ledgers:
         ledger.check(ledger.made)
-
-
-def test_results_dropped_by_another_thread():
-    ledger, handed = Ledger(), collections.deque()
-    tensors = [Dunder(np.arange(3.0), ledger), Tabled(np.arange(3.0), ledger)]
-
-    def make():
-        for _ in range(100):
-            handed.extend(made(tensor) for made in (part, from_dlpack) for tensor in tensors)
-
-    def clear():
-        while handed:
-            handed.popleft()
-
-    part(tensors[0]), part(tensors[1])
-    at_once(make, repeated=[clear])
-    del tensors[:]
-    handed.clear()
-    gc.collect()
-    ledger.check(ledger.made)

@@ -57,9 +57,7 @@ def test_operators_that_do_not_agree(decode, monkeypatch, wrong_of_decoding):
     monkeypatch.setattr(sys.modules["language_model"], "turned", lambda x, cos, sin: x)
     wrong = [line.partition(": ")[::2] for line in wrong_of_decoding()]
     kernels = {variant.title for variant in decode.VARIANTS if variant is not decode.Decoder}
-    assert (
-        {title for title, why in wrong} == kernels == {title for title, why in wrong if why.startswith("logits differ")}
-    )
+    assert {title for title, why in wrong} == kernels == {title for title, why in wrong if why.startswith("logits differ")}
 
 
 def test_tokens_that_do_not_agree(decode, monkeypatch, wrong_of_decoding):

@@ -42,9 +42,8 @@ from kernels.scan import exclusive_scan
 from kernels.segments import segment_max, segment_mean, segment_min, segment_sum
 from kernels.softmax import softmax
 
+
 # ---- axpy, heat ----
-
-
 @pytest.mark.parametrize(
     ("a", "x_dtype", "dtype", "layout"),
     [
@@ -82,11 +81,8 @@ def test_heat_step(dtype, layout, result, result_layout):
 
 
 # ---- histogram ----
-
-
 @pytest.mark.parametrize(
-    ("dtype", "layout"),
-    [(np.float32, strided), (np.float64, contiguous), (np.int64, contiguous), (np.uint8, strided)],
+    ("dtype", "layout"), [(np.float32, strided), (np.float64, contiguous), (np.int64, contiguous), (np.uint8, strided)]
 )
 def test_histogram(dtype, layout):
     bounds = [(-3, 3), (0, 11)] if dtype is np.int64 else [(-3.0, 3.0), (0.1, 0.7)]
@@ -115,7 +111,6 @@ def test_a_histogram_ignores_what_is_outside():
 
 
 # ---- outputs that are inputs ----
-
 LINE, OTHER = random(40_000, np.float32), random(40_000, np.float32, seed=1)
 PAIRS = random(1000, np.float64)
 GRID, WIDE, WEIGHT = random((256, 129), np.float32), random((50, 15), np.float64), random(129, np.float32, seed=1)
@@ -163,7 +158,6 @@ def test_expanded_inputs_are_fine():
 
 
 # ---- outputs that are omitted ----
-
 F32, F64, I64 = np.float32, np.float64, np.int64
 SHORT, SMALL, SEVEN = random(9, F32), random((5, 7), F32), random(7, F32, seed=1)
 OFFSETS, TARGET, TURNS = np.array([0, 2, 2, 5]), np.array([0, 6, -100, 3, 1]), random((4, 3), F32)
@@ -252,8 +246,6 @@ def test_a_second_process_compiles_nothing(tmp_path):
 
 
 # ---- PyTorch's own ----
-
-
 @needs_torch
 def test_pytorchs_operators_agree():
     """Of rows with NaN and infinities, too."""
@@ -283,8 +275,6 @@ def test_pytorchs_operators_agree():
 
 
 # ---- which memory arrays share ----
-
-
 def test_overlap_is_never_missed():
     """Against NumPy's exact answers, on all pairs of random views; and most that are apart are seen to be."""
     generator = np.random.default_rng(0)
@@ -308,15 +298,7 @@ def test_overlap_is_never_missed():
 def test_injective():
     memory = np.arange(40.0)
     for shape, strides in [
-        *(
-            ((4,), (0,)),
-            ((1,), (0,)),
-            ((0,), (0,)),
-            ((4,), (-1,)),
-            ((4, 3), (1, 12)),
-            ((1, 5), (0, 1)),
-            ((0, 5), (0, 0)),
-        ),
+        *(((4,), (0,)), ((1,), (0,)), ((0,), (0,)), ((4,), (-1,)), ((4, 3), (1, 12)), ((1, 5), (0, 1)), ((0, 5), (0, 0))),
         *(((4, 5), strides) for strides in [(5, 1), (1, 4), (4, 1), (0, 1), (1, 1)]),
     ]:
         view = np.lib.stride_tricks.as_strided(memory[10:], shape, [8 * stride for stride in strides])

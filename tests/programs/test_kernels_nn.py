@@ -24,8 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide b
 
 
 # ---- what the kernels share ----
-
-
 @njit
 def _exp_of_each(x, out):
     for j in range(x.shape[0]):
@@ -72,8 +70,6 @@ def test_sum_of_exp_is_as_exact_in_long_rows(dtype):
 
 
 # ---- row by row ----
-
-
 def log_softmax_oracle(x):
     below = x - x.max(axis=1, keepdims=True, initial=-INF)
     return below - np.log(np.exp(below).sum(axis=1, keepdims=True))
@@ -137,8 +133,6 @@ def test_layer_norm_of_values_far_from_zero(dtype, layout, mean):
 
 
 # ---- rotary ----
-
-
 def rotary_oracle(x, cos, sin, start, interleaved):
     """As a product of complex numbers."""
     positions, pairs = x.shape[2], x.shape[3] // 2
@@ -161,8 +155,6 @@ def test_rotary(dtype, layout, result, result_layout):
 
 
 # ---- cross entropy ----
-
-
 def cross_entropy_oracle(logits, target, smoothing, ignored):
     log_p = log_softmax_oracle(logits.astype(np.float64))
     losses = -(1 - smoothing) * log_p[np.arange(target.size), np.where(target == ignored, 0, target)]

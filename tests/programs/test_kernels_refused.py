@@ -149,7 +149,6 @@ def each_refused(table):
 
 
 # ---- memory ----
-
 SINGLES, DOUBLES, LONGS = floats(1000), doubles(400), longs(400)
 GRID = SINGLES[:400].reshape(20, 20)
 BITS = floats(64)

@@ -18,8 +18,6 @@ INF, NAN = math.inf, math.nan
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 
 # ---- exclusive scan ----
-
-
 @pytest.mark.parametrize(
     ("dtype", "result", "layout"),
     [
@@ -46,7 +44,6 @@ def test_exclusive_scan_of_nan_and_infinities(size):
 
 
 # ---- segments ----
-
 # a kernel, its `initial`, how NumPy reduces, what becomes of no element
 REDUCTIONS = {
     "sum": (segment_sum, (), np.add.reduce, 0),
@@ -98,26 +95,13 @@ def test_segments_of_nan_and_infinities(name):
     kernel, initial, *_ = REDUCTIONS[name]
     x, offsets = np.array([1, NAN, 2, INF, 3, -INF, 4, INF, -INF], np.float32), np.array([0, 3, 5, 7, 9, 9])
     for values, out in [(x, blank(5, np.float32)), (np.stack([x, x], axis=1), blank((5, 2), np.float32))]:
-        np.testing.assert_array_equal(
-            call(kernel, values, offsets, *initial, out), segments_oracle(name, values, offsets)
-        )
+        np.testing.assert_array_equal(call(kernel, values, offsets, *initial, out), segments_oracle(name, values, offsets))
         if initial:
             assert np.isnan(kernel(np.nan_to_num(values), offsets, NAN)).all()
 
 
 def test_cut_within():
-    for offsets in (
-        [],
-        [0],
-        [6],
-        [0, 5],
-        [2, 2, 4],
-        [0, 6],
-        [-1, 5],
-        [0, 3, 2, 5],
-        [0, 1 << 62, 5],
-        [0, (1 << 64) - 1],
-    ):
+    for offsets in ([], [0], [6], [0, 5], [2, 2, 4], [0, 6], [-1, 5], [0, 3, 2, 5], [0, 1 << 62, 5], [0, (1 << 64) - 1]):
         lie_within = bool(offsets) and offsets == sorted(offsets) and offsets[0] >= 0 and offsets[-1] <= 5
         dtype = np.uint64 if max(offsets, default=0) >> 63 else np.int64
         assert cut_within(np.array(offsets, dtype), 5) == lie_within, offsets
@@ -126,8 +110,6 @@ def test_cut_within():
 
 
 # ---- CSR matrix times vector ----
-
-
 def sparse(rows, columns, dtype, index):
     """indptr, indices, data of a matrix with empty rows, and the same matrix as a dense one."""
     dense = random((rows, columns), dtype) * (np.random.default_rng(0).random((rows, columns)) < 0.3)
@@ -163,11 +145,8 @@ def test_csr_matvec_with_indices_in_any_order_and_twice():
 
 
 # ---- runs ----
-
-
 @pytest.mark.parametrize(
-    ("dtype", "layout"),
-    [(np.int64, contiguous), (np.float32, strided), (np.complex128, contiguous), (np.bool_, contiguous)],
+    ("dtype", "layout"), [(np.int64, contiguous), (np.float32, strided), (np.complex128, contiguous), (np.bool_, contiguous)]
 )
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_runs(framework, dtype, layout):

@@ -86,8 +86,6 @@ def test_is_stored_as_it_ran_and_clean(path: Path):
 
 
 # ---- what is drawn, of made-up samples ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shared(monkeypatch):
     """What the notebooks share, as a module."""
@@ -150,25 +148,14 @@ def test_results_are_drawn_with_their_own_times(shared):
     axes = after_cell(shared, "05", 'rows = [*RESULTS, "its empty_like(x)"]', **drawn)["axes"][0, 0]
     shown = [text.get_text().strip() for text in axes.texts]
     assert shown == ["10 ns", "not measurable here (spread 90 ns)", "30 ns", "40 ns", "50 ns", "60 ns"]
-    assert [patch.get_width() for patch in axes.patches if patch.get_width() == patch.get_width()] == [
-        10,
-        30,
-        40,
-        50,
-        60,
-    ]
+    assert [patch.get_width() for patch in axes.patches if patch.get_width() == patch.get_width()] == [10, 30, 40, 50, 60]
 
 
 def test_shares_of_what_is_not_measurable_are_no_numbers(shared):
     way = SimpleNamespace(label="x.numpy() in each call", overhead=samples(9))
     reports = {"k": SimpleNamespace(overhead=samples(-5, 90), alternatives=[way])}
     share = after_cell(
-        shared,
-        "04",
-        "def share(name, size, who)",
-        VIEW="{}.numpy()",
-        reports=reports,
-        times={("k", 4, "ours"): samples(20)},
+        shared, "04", "def share(name, size, who)", VIEW="{}.numpy()", reports=reports, times={("k", 4, "ours"): samples(20)}
     )["share"]
     assert np.isnan(share("k", 4, "ours")) and np.isnan(share("k", 4, "views"))
     size_text = after_cell(shared, "04", "def size_text(", SIZES=[4, 16])["size_text"]

@@ -22,9 +22,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="perf/flo
 
 def scattered(median: float, spread: float = 1.0) -> Samples:
     """With this median and this interquartile range."""
-    return Samples(
-        np.array([median - spread, median - spread / 2, median, median + spread / 2, median + spread], float)
-    )
+    return Samples(np.array([median - spread, median - spread / 2, median, median + spread / 2, median + spread], float))
 
 
 def document_of(file: Path, *command: str) -> dict:
@@ -36,8 +34,6 @@ def document_of(file: Path, *command: str) -> dict:
 
 
 # ---- what the repository shows ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("program", ["table", "cuda_table"])
 def test_the_tables_in_a_readme_are_those_of_the_run_it_names(perf, program):
     table = perf(program)
@@ -64,8 +60,6 @@ def test_the_plot_is_that_of_the_same_run(perf, tmp_path):
 
 
 # ---- what is made of samples -----------------------------------------------------------------------------------------
-
-
 def test_a_run_is_written_and_read_back(perf, tmp_path):
     report, file = perf("report"), tmp_path / "new" / "run.json"
     times = {"numpy/3/fast": Samples(np.array([19.0, 20, 21])), "memory/kernels/fast": scattered(800_000)}
@@ -103,9 +97,7 @@ def test_the_table_has_ratios_of_its_run_and_leaves_out_what_was_not_measured(pe
     made = table.table(file)
     lines = [line for line in made.splitlines() if line.startswith("|")]
     assert lines[0] == "| call | fastexchange | hand-written C | Numba's dispatcher | other |"
-    assert lines[2:] == [
-        "| 3 NumPy arrays | 20.0 ns | 15.0 ns (0.75 x) | 180 ns (9.0 x) | empty C builtin 8.0 ns (0.40 x) |"
-    ]
+    assert lines[2:] == ["| 3 NumPy arrays | 20.0 ns | 15.0 ns (0.75 x) | 180 ns (9.0 x) | empty C builtin 8.0 ns (0.40 x) |"]
     assert made.startswith("All rows of one run, [run.json](run.json)") and "2030-01-02" in made
     assert table.file_in(f"{table.BEGIN}{made}{table.END}") == file
 
@@ -139,9 +131,7 @@ def test_figures_that_mean_nothing_are_not_shown(perf):
         book.add(key, "", lambda t, key=key: t[key], bound, unit)
     assert [target.met for target in book.targets] == [None, True, None, True]
     assert [LOST in target.measured for target in book.targets] == [True, True, True, False]
-    times = {f"numpy/{count}/fast": scattered(10.0 * count) for count in (1, 3, 16, 32)} | {
-        "numpy/58/fast": scattered(9, 90)
-    }
+    times = {f"numpy/{count}/fast": scattered(10.0 * count) for count in (1, 3, 16, 32)} | {"numpy/58/fast": scattered(9, 90)}
     counts, _ = perf("plot").lines_of(times, "numpy")["fast"]
     assert counts == [1, 3, 16, 32]
 
@@ -160,8 +150,6 @@ def test_a_kernels_ratio_is_judged_by_what_it_must_be(perf):
 
 
 # ---- the rows ----------------------------------------------------------------------------------------------------------
-
-
 @needs_compiler
 def test_hand_written_c_refuses_what_it_was_not_written_for(perf):
     limit, only_dunder = perf("floor").load(), perf("groups").OnlyDunder
@@ -191,9 +179,7 @@ def test_every_row_runs(perf):
             assert row.reference in {None, *(each.key for each in group.rows)}, row.key
             exec(row.statement.code, dict(row.statement.names))
     for path in ("numpy", "buffer", "dunder"):
-        assert {f"{path}/{count}/{who}" for count in perf("rows_arguments").COUNTS for who in ("c", "fast")} <= set(
-            rows
-        )
+        assert {f"{path}/{count}/{who}" for count in perf("rows_arguments").COUNTS for who in ("c", "fast")} <= set(rows)
     turn = rows["sites/64/turn"].statement.names
     assert turn["f"].counts().compiled == 64 and len(turn["p"].signatures) == 64
 

@@ -31,8 +31,6 @@ def in_a_process(function: str, *arguments, check: bool = True) -> subprocess.Co
 
 
 # ---- launches ----------------------------------------------------------------------------------------------------------
-
-
 def launch_the_same():
     import cuda_places
 
@@ -146,16 +144,12 @@ def test_without_cuda_bindings_there_is_one_line(perf, monkeypatch, program):
 
 
 # ---- the tests that run there ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def check(perf, monkeypatch, tmp_path):
     """``cuda_check``, with the files of `tmp_path` for tests, on a machine without a device."""
     check = perf("cuda_check")
     monkeypatch.setattr(check, "ROOT", tmp_path)
-    monkeypatch.setattr(
-        check.cuda_places, "place", lambda: SimpleNamespace(is_gpu=False, described=lambda: {"name": "none"})
-    )
+    monkeypatch.setattr(check.cuda_places, "place", lambda: SimpleNamespace(is_gpu=False, described=lambda: {"name": "none"}))
 
     def call(*options):
         monkeypatch.setattr(check, "FILES", sorted(tmp_path.glob("test_*.py")))
@@ -216,10 +210,7 @@ def test_the_check_ends_in_time_and_goes_on(check, monkeypatch, tmp_path, capsys
     assert check.call("--json", file, "--minutes", 1) == 3
     assert calls == [("test_a.py", 40), ("test_b.py", 30)]
     document = json.loads(file.read_text())
-    assert [(row["file"], row["outcome"]) for row in document["files"]] == [
-        ("test_a.py", "passed"),
-        ("test_b.py", "unfinished"),
-    ]
+    assert [(row["file"], row["outcome"]) for row in document["files"]] == [("test_a.py", "passed"), ("test_b.py", "unfinished")]
     assert document["machine"]["device"] == {"name": "none"} and not list(tmp_path.glob("*.part"))
     assert "2 files are left" in capsys.readouterr().out
     ends.clear()
@@ -253,8 +244,6 @@ def test_a_file_that_takes_long_is_tried_again_with_more_time(check, monkeypatch
 
 
 # ---- without a network -------------------------------------------------------------------------------------------------
-
-
 def test_what_is_fetched_has_the_pinned_version(perf):
     constraints = """
 cffi==2.1.1
@@ -278,9 +267,7 @@ def test_a_wheel_packed_anew_is_installed_without_a_network(perf, monkeypatch, t
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("made_here.py", content)
         archive.writestr("made_here-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: made-here\nVersion: 1.0\n")
-        archive.writestr(
-            "made_here-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
+        archive.writestr("made_here-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr("made_here-1.0.dist-info/RECORD", f"made_here.py,sha256={digest},{len(content)}\n")
     with monkeypatch.context() as killed, pytest.raises(ZeroDivisionError):
         killed.setattr(offline.zipfile.ZipFile, "writestr", lambda *arguments, **options: 1 / 0)
@@ -288,11 +275,7 @@ def test_a_wheel_packed_anew_is_installed_without_a_network(perf, monkeypatch, t
     assert not list(new.glob("*.whl"))
     packed = offline.pack(wheel, new)
     assert packed.name == wheel.name and packed.stat().st_size < wheel.stat().st_size / 10
-    for name, value in {
-        "INDEX_URL": "http://localhost:9/",
-        "NO_CACHE_DIR": "1",
-        "TARGET": str(tmp_path / "installed"),
-    }.items():
+    for name, value in {"INDEX_URL": "http://localhost:9/", "NO_CACHE_DIR": "1", "TARGET": str(tmp_path / "installed")}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     assert offline.install(new) == 0
     assert (tmp_path / "installed" / "made_here.py").read_bytes() == content
@@ -313,8 +296,5 @@ def test_fetching_says_what_it_does(perf, monkeypatch, tmp_path, capsys):
     (tmp_path / "old.whl").write_text("")
     assert offline.fetch(["made"], "3.12", tmp_path, 64) == 0
     said = capsys.readouterr().out
-    assert (
-        said.startswith("downloading 1 wheels for Python 3.12: made\n")
-        and "0.0 MiB instead of     1.0  made-1.0" in said
-    )
+    assert said.startswith("downloading 1 wheels for Python 3.12: made\n") and "0.0 MiB instead of     1.0  made-1.0" in said
     assert [each.name for each in tmp_path.iterdir()] == ["made-1.0-py3-none-any.whl"]

@@ -44,8 +44,6 @@ def total_without_autograd(x):
 
 
 # ---- the layout of tensors -----------------------------------------------------------------------------------------
-
-
 def test_the_layout_of_tensors_is_found_whatever_mode_the_caller_is_in_and_whatever_the_default_dtype(monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -127,12 +125,10 @@ def test_keys_of_tensors_on_a_gpu_are_plain():
 
 
 # ---- refused, and gradients ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ODD)
 def test_odd_tensors_are_refused_on_every_path(name):
     plain, kernel = torch.ones(3, dtype=torch.complex64 if name == "conjugated" else None), new_kernel(total_njit)
-    for calls_before in (0, 1, 40):
+    for calls_before in (0, 2):
         for _ in range(calls_before):
             assert kernel(plain) == 3
         for _ in range(2):
@@ -176,12 +172,12 @@ def test_gradients_are_taken_while_grad_mode_is_off_or_by_a_kernel_that_allows_t
         (total, torch.no_grad()), (total, torch.inference_mode()),
     ):  # fmt: skip
         with mode:  # also by way of __dlpack__, which refuses it even while grad mode is off
-            assert [kernel(tensor) for _ in range(40)] == [4.0] * 40 and kernel(x=tensor) == 4.0
+            assert [kernel(tensor) for _ in range(4)] == [4.0] * 4 and kernel(x=tensor) == 4.0
             before = kernel.counts()
-            assert [kernel(tensor) for _ in range(40)] == [4.0] * 40
+            assert [kernel(tensor) for _ in range(4)] == [4.0] * 4
             after = kernel.counts()
         is_native = kernel is total_without_autograd or is_read
-        assert name == "of a subclass" or after.fast - before.fast == 40 * is_native
+        assert name == "of a subclass" or after.fast - before.fast == 4 * is_native
         with pytest.raises(BufferError, match=r"requires grad.*detach"):
             total(tensor)
 
@@ -193,7 +189,7 @@ def test_gradients_are_allowed_with_options_of_numba():
             out[i] = 2 * x[i]
 
     out = torch.zeros(4, requires_grad=True)
-    for _ in range(20):
+    for _ in range(4):
         double(leaf, out)
     assert out.tolist() == [2.0] * 4
     for grad in (True, None, "ALLOW"):
@@ -206,7 +202,7 @@ def test_one_dispatcher_two_kernels():
     careful, allowing = fast_args(dispatcher), fast_args(dispatcher, grad="allow")
     assert careful is not allowing and fast_args(dispatcher) is careful and fast_args(dispatcher, grad="allow") is allowing
     assert not careful.allows_grad and allowing.allows_grad and fast_args(allowing) is allowing
-    for _ in range(20):
+    for _ in range(4):
         assert allowing(leaf) == 4.0
         with pytest.raises(BufferError, match="requires grad"):
             careful(leaf)
@@ -248,7 +244,7 @@ def test_subclasses_that_change_what_dlpack_returns_are_heard():
         raise PermissionError("not this one")
 
     tensor = torch.ones(3).as_subclass(subclass(lambda tensor, **options: (tensor * 10).__dlpack__(**options)))
-    assert [total(tensor) for _ in range(40)] == [30.0] * 40
+    assert [total(tensor) for _ in range(4)] == [30.0] * 4
     assert "__torch_function__" in str(fastexchange.explain(tensor)) or not has_table()
     for _ in range(3):
         with pytest.raises(PermissionError, match="not this one"):
@@ -291,9 +287,7 @@ def test_tensors_that_pytorch_does_not_export_are_not_kept():
     """PyTorch before 2.10 keeps each such tensor that it is asked to export."""
     bits = fast_args(storage=True)(lambda x: x.sum())
     ways = [total, bits, fastexchange.from_dlpack, fastexchange.to_dlpack, lambda x: fastexchange.convert(x, np.ndarray)]
-    cases = [
-        (torch.empty(3, dtype=dtype), f"{dtype}, which".removeprefix("torch.")) for dtype in producer.dtypes_not_exported()
-    ]
+    cases = [(torch.empty(3, dtype=dtype), f"{dtype}, which".removeprefix("torch.")) for dtype in producer.dtypes_not_exported()]
     cases = [(tensor, "" if tensor.is_quantized else said) for tensor, said in cases]
     cases += [(torch.empty(3, device="meta"), "device meta")]
     cases += [(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "dequantize")]
@@ -310,7 +304,6 @@ def test_tensors_that_pytorch_does_not_export_are_not_kept():
 
 
 # ---- a PyTorch that is otherwise -------------------------------------------------------------------------------------
-
 WITHOUT_KEYS = "producer.Guard._find_keys = lambda self: False\n"
 WITHOUT_QUERIES = "producer.Guard._find_queries = lambda self: False\n"
 WITHOUT_TABLE = """
@@ -373,7 +366,7 @@ def test_a_pytorch_without_the_private_names_that_python_code_asks():
 
         x = torch.arange(4.0)
         op = twice.as_torch_op("fx_private::twice")
-        for _ in range(20):
+        for _ in range(4):
             assert total(x) == total(x[::2]) + 4.0 == 6.0
             assert type(twice(x)) is torch.Tensor and torch.equal(twice(x), 2 * x) and torch.equal(op(x), 2 * x)
         assert convert(x, np.ndarray).tolist() == x.tolist() and total.bind(x)() == 6.0
@@ -404,7 +397,7 @@ def test_a_pytorch_whose_storages_native_code_cannot_ask():
         total, without_the_gil = fast_args(lambda x: x.sum()), fast_args(lambda x: x.sum(), nogil=True)
         x = torch.arange(4.0)
         for kernel in (total, without_the_gil):
-            for _ in range(20):
+            for _ in range(4):
                 assert kernel(x) == kernel.bind(x)() == 6.0
         assert total.counts().fast and not without_the_gil.counts().fast
         assert "no C function" in str(explain(x)) and "no C function" in str(without_the_gil.explain(x))
@@ -414,30 +407,6 @@ def test_a_pytorch_whose_storages_native_code_cannot_ask():
 
 
 # ---- the first calls of a process, and many arguments ------------------------------------------------------------------
-
-
-def test_the_first_tensors_of_a_process_come_from_many_threads():
-    fork_python("""
-        import threading, torch
-        from fastexchange import fast_args
-
-        start, tensor, failed = threading.Barrier(6), torch.ones(4), []
-
-        def work():
-            try:
-                start.wait()
-                kernel = fast_args(lambda x: x.size)
-                assert [kernel(tensor) for _ in range(40)] == [4] * 40 and kernel.counts().fast >= 30
-            except BaseException as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(6)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        assert not failed, failed
-    """)
-
-
 def test_the_first_call_does_not_import_pytorchs_compiler():
     """The import is slow."""
     fork_python("""
@@ -451,17 +420,7 @@ def test_the_first_call_does_not_import_pytorchs_compiler():
     """)
 
 
-@pytest.mark.parametrize("count", [7, 12])
-def test_many_tensors_have_a_fast_entry(count):
-    names = ", ".join(f"x{i}" for i in range(count))
-    namespace = {}
-    exec(f"def kernel({names}): return x0[0] + 10 * x{count - 1}[0]", namespace)
-    kernel, tensors = fast_args(namespace["kernel"]), [torch.full((1,), i + 1.0) for i in range(count)]
-    assert [kernel(*tensors) for _ in range(40)] == [1.0 + 10 * count] * 40
-
-
 # ---- conversions to PyTorch --------------------------------------------------------------------------------------------
-
 Exporting = tabled_type("Exporting", dltensor_from_py_object_no_sync=None)
 
 

@@ -10,7 +10,6 @@ from fastexchange import fast_args
 from fastexchange.torch.declaration import code_of
 
 # ---- across processes ------------------------------------------------------------------------------------------------
-
 PROGRAM = '''
 """Compiles functions that call operators. Arguments: 0 or 1, whether they are declared as they are later; names of checks."""
 import json, sys, torch
@@ -183,8 +182,6 @@ def test_an_exported_program_is_of_one_declaration(call, tmp_path):
 
 
 # ---- within a process ------------------------------------------------------------------------------------------------
-
-
 @fast_args(out="x[n] -> y[n]")
 def copied(x, y):
     y[:] = x
@@ -211,9 +208,7 @@ def made(factor):
 
 
 def test_digests_of_python_functions():
-    digests = [
-        code_of("fx::d", [each]) for each in (made(2.0), made(2.0), made(3.0), made(torch.ones(2)), made(torch.zeros(2)))
-    ]
+    digests = [code_of("fx::d", [each]) for each in (made(2.0), made(2.0), made(3.0), made(torch.ones(2)), made(torch.zeros(2)))]
     assert digests[0] == digests[1] and len(set(digests)) == 4 and code_of("fx::d", [copied, None, "loop"]) == ""
     assert code_of("fx::d", [made(object())]) != code_of("fx::d", [made(object())])
 

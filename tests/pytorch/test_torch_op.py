@@ -34,8 +34,6 @@ def test_an_operator_is_called_like_the_kernel():
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
-
-
 @fast_args(out="x[n], y[n] -> z[n]")
 def product(x, y, z):
     for i in range(x.size):
@@ -181,8 +179,6 @@ def test_an_operator_without_a_backward_pass():
 
 
 # ---- arguments that are written to ------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not hasattr(torch.library, "register_torch_dispatch"), reason="needs PyTorch 2.5")
 @pytest.mark.parametrize("given", [(), (1.0,)], ids=["by default", "given"])
 def test_mutated_arguments_move_their_version_counters(given):
@@ -222,8 +218,6 @@ def test_many_arguments_that_are_written_to():
 
 
 # ---- schemas, vmap -----------------------------------------------------------------------------------------------------
-
-
 @fast_args(out="x[n], k -> first[k], sums[]: float64")
 def several(x, k, first, sums):
     sums[()] = x.sum()
@@ -318,15 +312,13 @@ def test_keyword_only_arguments():
 
 
 # ---- calls without PyTorch's dispatcher ----------------------------------------------------------------------------------
-
-
 def test_calls_with_plain_tensors_go_straight_to_the_kernel():
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
     x, w = tensors()
     op, writing = scale_op(), axpy_op()
-    for _ in range(20):
+    for _ in range(4):
         op(x, w)
         writing(2.0, w, w.clone())
     leaf = x.clone().requires_grad_()
@@ -394,7 +386,7 @@ def test_calls_are_the_same_with_native_code_as_with_the_dispatcher():
     parameter = torch.nn.Parameter(x, requires_grad=False)
     for value in (x, parameter, x.as_subclass(type("Subclass", (torch.Tensor,), {}))):
         for args, kwargs in [((), {}), ((2.5, 1), {}), ((2, True), {}), ((), {"divisor": 4, "steps": 2})]:
-            for _ in range(20):
+            for _ in range(4):
                 result, wanted = native(value, *args, **kwargs), dispatched(value, *args, **kwargs)
                 assert torch.equal(result, wanted) and type(result) is type(wanted)
     for args, kwargs in [((2.0, 1, y), {}), ((2.0, y), {}), ((), {"y": y}), ((None,), {}), ((2.0, 1.5), {})]:
@@ -429,8 +421,6 @@ def test_deterministic_mode():
 
 
 # ---- native code that PyTorch's dispatcher calls ---------------------------------------------------------------------------
-
-
 def is_native(op):
     return torch_library._registered[op.name]._boxed is not None
 
@@ -529,8 +519,6 @@ def test_the_dispatcher_calls_native_code_again_and_again():
 
 
 # ---- pickles -------------------------------------------------------------------------------------------------------------
-
-
 @fast_args
 def add(x: torch.Tensor, y: torch.Tensor):
     y[:] = x + y
@@ -544,9 +532,9 @@ def test_a_pickle_finds_the_operator_of_its_name():
     op = doubled.as_torch_op("fx_pickled::same", backward=torch_operators.doubled_backward)
     again, x = pickle.loads(pickle.dumps(op)), torch.ones(3, requires_grad=True)
     assert again.kernel is doubled and again.overload is op.overload
-    for _ in range(20):
+    for _ in range(4):
         again(x).sum().backward()
-    assert x.grad.tolist() == [40.0] * 3
+    assert x.grad.tolist() == [8.0] * 3
     data = pickle.dumps(op)
     add.as_torch_op("fx_pickled::same", mutates=("y",), replace=True)
     with pytest.raises(ValueError, match=r"'fx_pickled::same' is registered, by <fast_args .*add.*with another declaration"):

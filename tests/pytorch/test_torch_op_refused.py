@@ -58,8 +58,6 @@ def test_what_cannot_be_an_operator_is_refused(kind, words, kernel, options):
 
 
 # ---- names -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_name_is_registered_once():
     op = scale.as_torch_op("fx_test::once")
     assert scale.as_torch_op("fx_test::once").overload is op.overload
@@ -94,8 +92,6 @@ def test_replaced_operators():
 
 
 # ---- calls -------------------------------------------------------------------------------------------------------------
-
-
 def test_shapes_that_do_not_fit():
     x, w = tensors()
     for call in (scale_op(), torch.compile(scale_op(), backend="eager")):

@@ -34,8 +34,6 @@ def graph_of(call, *args, mode="real"):
 
 
 # ---- modes and tracers ----------------------------------------------------------------------------------------------------
-
-
 def test_modes_and_tracers_see_operators_and_kernels_that_declare_their_outputs():
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
@@ -48,7 +46,7 @@ def test_modes_and_tracers_see_operators_and_kernels_that_declare_their_outputs(
             return function(*args, **(kwargs or {}))
 
     x, w = tensors()
-    for _ in range(20):
+    for _ in range(4):
         scale(x, w)
     with See():
         assert torch.equal(scale_op()(x, w), x * w)
@@ -93,7 +91,7 @@ def check_what_is_the_same(is_of_modes):
     from fastexchange.command import probe
 
     op, writing, x = doubled.as_torch_op("fx_untold::doubled"), axpy_op(), torch.arange(4.0)
-    for _ in range(20):
+    for _ in range(4):
         y = torch.zeros(4)
         writing(1.0, x, y)
         assert torch.equal(y, x) and y._version == 1
@@ -111,7 +109,7 @@ def check_what_is_the_same(is_of_modes):
 def test_fake_tensors():
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-    for _ in range(20):  # until native code makes such calls, and allocates their outputs
+    for _ in range(4):  # until native code makes such calls, and allocates their outputs
         scale(*tensors())
     with FakeTensorMode():
         made = scale(torch.empty(2, 3, dtype=torch.float64), torch.empty(3))
@@ -150,8 +148,6 @@ def test_make_fx_with_real_tensors_records_what_kernels_declare():
 
 
 # ---- what stays of earlier calls ---------------------------------------------------------------------------------------------
-
-
 def add(a, b, y):
     for i in range(a.size):
         y[i] = a[i] + b[i]
@@ -208,7 +204,7 @@ def test_an_output_that_native_code_allocates_is_no_given_one(function):
 def test_a_given_output_is_written_by_a_call_that_is_traced():
     kernel = fast_args(out="a[n] -> y[n]")(add)
     a, b, y = torch.arange(3.0), torch.ones(1, 3), torch.zeros(1, 3)
-    for _ in range(20):
+    for _ in range(4):
         kernel(a, b[0], torch.zeros(3))
     assert torch.vmap(lambda b, y: kernel(a, b, y))(b, y).tolist() == [[1, 2, 3]] == y.tolist()
     with pytest.raises(ValueError, match="'y' is written to, and vmap has not been given a batch of it"):
@@ -239,8 +235,6 @@ def test_the_text_of_an_exception_is_whole(name):
 
 
 # ---- backward passes ---------------------------------------------------------------------------------------------------------
-
-
 @fast_args(out="x[n], w[n] -> y[n]")
 def product(x, w, y):
     for i in range(x.size):
@@ -318,8 +312,6 @@ def test_a_second_derivative_names_the_kernel_that_has_no_backward():
 
 
 # ---- compiled functions ------------------------------------------------------------------------------------------------------
-
-
 @by_backend
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_kernels_in_compiled_functions(backend, dynamic):
@@ -524,17 +516,13 @@ def test_pytorch_without_operators(monkeypatch):
     """A PyTorch that is too old: kernels are no operators, and their calls break a graph, as any call of Python code does."""
     kernel = fast_args(out="x[n] -> y[n]")(doubled.py_func)
     monkeypatch.delattr(torch.library, "register_vmap")
-    refused(
-        ImportError, r"doubled.as_torch_op\(\) needs a PyTorch with torch.library.register_vmap", kernel.as_torch_op, "a::b"
-    )
+    refused(ImportError, r"doubled.as_torch_op\(\) needs a PyTorch with torch.library.register_vmap", kernel.as_torch_op, "a::b")
     for _ in range(3):
         assert torch.compile(lambda x: kernel(x) + 1, backend="eager")(torch.ones(3)).tolist() == [3] * 3
     assert not hasattr(torch.ops.fastexchange, name_of(kernel))
 
 
 # ---- exported programs ----------------------------------------------------------------------------------------------------
-
-
 class Scaling(torch.nn.Module):
     def forward(self, x, w):
         return scale(x, w) + 1

@@ -204,8 +204,6 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
 
 
 # ---- storages whose accesses PyTorch checks ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("forbid", ["_set_throw_on_mutable_data_ptr", "_set_warn_deprecated_on_mutable_data_ptr"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_memory_that_must_not_be_read(forbid):
@@ -241,13 +239,11 @@ def _double(x):
 
 
 # ---- another source ------------------------------------------------------------------------------------------------
-
 UNKNOWN = """
     from fastexchange.torch import offsets as torch_offsets
     torch_offsets.Guard._find_views = lambda self: self.why.setdefault("views", "unknown") == ""
 """
 """Makes PyTorch's tensors of a process such as are not read in memory."""
-
 
 SAY = """
     import torch, fastexchange
@@ -322,8 +318,6 @@ def test_memory_needs_no_table():
 
 
 # ---- tensors on a GPU ----------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def said_to_be_on(tensor, index: int):
     """Within: the tensor says that it is on a GPU, although its memory is the CPU's. PyTorch must not compute with it."""
@@ -365,8 +359,6 @@ def test_a_tensor_on_a_gpu(index):
 
 
 # ---- tensors that follow each other --------------------------------------------------------------------------------
-
-
 @fast_args
 def each_of(tensors):
     return [(t.size, t.strides[0], t.ctypes.data, t.sum()) for t in tensors]
@@ -495,7 +487,6 @@ def test_many_tensors_of_one_kind(ndim):
 
 
 # ---- all of PyTorch's tests, by the exchange table -----------------------------------------------------------------
-
 FILES = (
     "pytorch/test_torch", "pytorch/test_torch_storages", "pytorch/test_torch_views", "pytorch/test_truth_table",
     "exchange/test_storage", "exchange/test_escape", "calls/test_lists", "calls/test_bound",
