@@ -49,7 +49,7 @@ def call_traced(kernel, /, *args, **kwargs):
 
 
 def prepare_tracing(address: int) -> None:
-    """Prepare what Dynamo cannot trace: a kernel's parameters, which are made by ``exec``, and functions that Dynamo does not enter."""
+    """Prepare what Dynamo cannot trace: a kernel's parameters, which ``exec`` makes, and functions that it does not enter."""
     find_by_name()
     kernel = _kernel_at(address)
     kernel._parameters  # noqa: B018
