@@ -96,14 +96,12 @@ def raise_named(kernel, bound: tuple, as_numba_takes_it) -> None:
 
     `as_numba_takes_it`: converts an argument to what the dispatcher gets.
     """
-    if kernel._is_interpreted:  # NumPy computes with what it has
-        return
     load_representations()
     for position, value in enumerate(bound):
         if value is OMITTED:
             continue
         viewed = as_numba_takes_it(kernel, position, value)
-        if (found := without_representation(viewed)) is not None:
+        if not kernel._is_interpreted and (found := without_representation(viewed)) is not None:
             where, item = _item_without_representation(position, viewed)
             _refuse_number(kernel, where, item, found)
         mixed = _first_mixed(viewed)

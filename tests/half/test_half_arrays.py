@@ -440,6 +440,20 @@ def test_scalars_in_calls_by_numbas_dispatcher():
         assert kernel(value, slice(0, 2)) == 2.5
 
 
+def test_without_compiling_arrays_are_numpys():
+    """Not those that Numba's dispatcher gets."""
+    fork_python(
+        """
+        import numpy as np
+        from fastexchange import bfloat16, fast_args
+        x = np.ones(3, np.float16)
+        same_one, *others = fast_args(lambda x: (x, x + 1, x[1:], np.empty(2, bfloat16)))(x)
+        assert same_one is x and {type(each) for each in others} == {np.ndarray}
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_declared_signatures(name):
     kind = getattr(half, name)
