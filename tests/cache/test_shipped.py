@@ -134,7 +134,7 @@ KERNELS = """
     assert into(x, x).tolist() == [16, 25, 36, 49]
     add.bind(x, 1.0)()
     assert x[0] == 5
-    assert first([x, x]) == 5
+    assert first([x, x]) == 6
     assert fastexchange.from_dlpack(x) is not None and fastexchange.convert(x, np.ndarray)[0] == 5
 """
 
