@@ -290,6 +290,15 @@ def test_reductions_in_parallel():
     assert largest(np.arange(5.0)) == 4  # by Numba's own loops
 
 
+def test_reductions_depend_neither_on_parallel_loops_nor_on_the_number_of_threads():
+    x = tensor_of(BFLOAT16, *np.random.default_rng(12).normal(size=100_000))
+    kernel, found = fast_args(lambda x: (x.sum(), np.mean(x)), parallel=True), {fast_args(lambda x: (x.sum(), np.mean(x)))(x)}
+    for threads in range(1, numba.config.NUMBA_NUM_THREADS + 1):
+        numba.set_num_threads(threads)
+        found.add(kernel(x))
+    assert len(found) == 1
+
+
 def test_parallel_kernels():
     """What Numba's parallel passes make of arrays: loops over whole arrays, new arrays, ``x.dtype``, sums of threads."""
 

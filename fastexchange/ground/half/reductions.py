@@ -5,6 +5,7 @@
 
 from typing import Any
 
+import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
@@ -94,27 +95,54 @@ def _fold(start: float, function: str | None):
 
 
 @register_jitable
+def _total(found, a):
+    return found
+
+
+@register_jitable
 def _average(found, a):
     return np.float32(np.true_divide(np.float64(found), a.size))  # NaN for no element, as Numba's mean of other arrays
 
 
 @register_jitable
-def _not_empty(a):
+def _extreme(found, a):
     if a.size == 0:
         raise ValueError("zero-size array to reduction operation maximum or minimum which has no identity")
-    return a
+    return found
 
 
-_sum, _max, _min = _fold(0.0, None), _fold(-np.inf, "llvm.maximum"), _fold(np.inf, "llvm.minimum")
+def _line(a):
+    """All elements in one dimension, side by side."""
 
 
-def _contiguous(a):
-    """An array, or its copy if its elements do not lie side by side."""
+@overload(_line)
+def _typed_line(a):
+    if a.layout == "A":
+        return lambda a: a.copy().reshape(a.size)
+    return (lambda a: a.T.reshape(a.size)) if a.layout == "F" else lambda a: a.reshape(a.size)
 
 
-@overload(_contiguous)
-def _typed_contiguous(a):
-    return (lambda a: a.copy()) if a.layout == "A" else lambda a: a
+_BLOCK = 1 << 14
+"""Elements that are folded at once. So a result depends neither on ``parallel=True`` nor on the number of threads."""
+
+
+def _folding(fold, finish):
+    """What a function of all elements is compiled to. `finish`: makes the result of what is folded, and of the array."""
+
+    def implementation(a):
+        line = _line(a)
+        count = (line.size + _BLOCK - 1) // _BLOCK
+        if count < 2:
+            found = fold(line)
+        else:
+            parts = np.empty(count, np.float32)
+            numba.parfors.parfor.init_prange()
+            for i in numba.parfors.parfor.internal_prange(count):
+                parts[i] = fold(line[i * _BLOCK : (i + 1) * _BLOCK])
+            found = fold(parts)
+        return finish(found, a)
+
+    return implementation
 
 
 def _of_half_arrays(attribute: str, is_method: bool):
@@ -153,10 +181,11 @@ def _reduction(function, implementation) -> None:
         return implementation if is_half_array(a) else None
 
 
-_reduction(np.sum, lambda a: _sum(_contiguous(a)))
-_reduction(np.mean, lambda a: _average(_sum(_contiguous(a)), a))
-_reduction(np.max, lambda a: _max(_contiguous(_not_empty(a))))
-_reduction(np.min, lambda a: _min(_contiguous(_not_empty(a))))
+_sum, _max, _min = _fold(0.0, None), _fold(-np.inf, "llvm.maximum"), _fold(np.inf, "llvm.minimum")
+_reduction(np.sum, _folding(_sum, _total))
+_reduction(np.mean, _folding(_sum, _average))
+_reduction(np.max, _folding(_max, _extreme))
+_reduction(np.min, _folding(_min, _extreme))
 
 
 def _filled(function, value) -> None:
