@@ -53,7 +53,7 @@ def build() -> None:
     for value in native_code():
         print(f"{version}: {'.'.join(map(str, value.key))}", flush=True)
         files |= source_files(*value.modules)
-        functions[value.key] = value.compile()[:2]
+        functions[value.library_key] = value.compile()[:2]
     codes = {name: compile(file.read_bytes(), file.name, "exec", dont_inherit=True) for name, file in files.items()}
     sources = {name: (digest_of(name)[0], code_digest(codes[name])) for name in sorted(files)}
     proof = importlib.import_module(f"{__package__}.dispatch.self_test").calls_as_numba()

@@ -287,11 +287,11 @@ class Library(list):
         """`modules`: those whose import defines all functions that are not defined beside the library."""
         self._modules = modules
 
-    def complete(self) -> "Library":
-        """The library with all its functions."""
+    def complete(self) -> "list[CFunction]":
+        """All functions, in an order that does not depend on that of imports: code on disk has it."""
         for module in self._modules:
             importlib.import_module(module)
-        return self
+        return sorted(self, key=lambda function: tuple(map(str, function.key)))
 
 
 class CFunction:
@@ -314,7 +314,13 @@ class CFunction:
     @property
     def is_first(self) -> bool:
         """Whether it is the first of its library's functions. :meth:`compile` of that one compiles all."""
-        return self is self._together[0]
+        return self is self._together.complete()[0]
+
+    @property
+    def library_key(self) -> tuple:
+        """What stands for its library: the keys of all functions, in their order."""
+        together = self._together.complete()
+        return self.key if len(together) == 1 else (*together[0].key, *(function.key for function in together))
 
     @property
     def modules(self) -> list[str]:
@@ -334,7 +340,7 @@ class CFunction:
             numba_internals.initialize_runtime()  # LLVM ends the process if it does not find a function of Numba's runtime
             first = together[0]
             get = claiming(code_cache.all_of)
-            key = ("function", *first.key)
+            key = ("function", *self.library_key)
             persist = first.key[0].startswith(f"{_PACKAGE}.")
             addresses, _ = get(key, first.compile, *self.modules, persist=persist)
             for function, found in zip(together, addresses, strict=True):

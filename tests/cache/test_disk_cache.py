@@ -6,8 +6,10 @@ import stat
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
+import numba
 import pytest
 from forked import fork_python, needs_fork
 
@@ -352,3 +354,17 @@ def test_the_oldest_go_first(folder, monkeypatch, limit):
     monkeypatch.setattr(disk_cache, limit, 4 if limit == "MAX_ENTRIES" else 4 * size + size // 2)
     CacheFolder(folder.path).prune()
     assert [folder.load("name", str(number)) for number in range(10)] == [0, 1, 2, 3] + [None] * 6
+
+
+def test_functions_of_a_library_are_in_one_order_whatever_is_imported_first():
+    """Machine code on disk has them in that order: a process with another would call one for another."""
+
+    def keys(names: str) -> list[tuple]:
+        library = cfunction.Library()
+        for name in names:
+            function = types.FunctionType((lambda: 0).__code__, {}, name)
+            function.__qualname__, function.__module__ = name, __name__
+            cfunction.cfunction(numba.types.intp, together=library)(function)
+        return [library[-1].library_key, *(each.key for each in library.complete())]
+
+    assert keys("abc") == keys("cab") and len({*keys("abc")}) == 4
