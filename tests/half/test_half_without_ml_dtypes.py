@@ -86,7 +86,7 @@ def what_needs_ml_dtypes():
     refused(TypeError, "did not contain a loop", rounding, np.ones(3))  # says NumPy from then on
     function = numba.vectorize(lambda a, b: a * b + 1)
     refused(numba.TypingError, "ml_dtypes|on the CPU", fast_args(lambda x: function(x, x)), x)
-    refused(numba.TypingError, "Unsupported array dtype", function, np.ones(3, "V2"), np.ones(3, "V2"))  # no loop for bytes is left
+    refused(numba.TypingError, "Unsupported array dtype", function, np.ones(3, "V2"), np.ones(3, "V2"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
