@@ -3,6 +3,7 @@
 import numba
 import numpy as np
 import pytest
+from forked import fork_python
 from halves import BFLOAT16, FORMS, array_of
 from interoperability import ml_dtypes
 from numba.core.errors import TypingError
@@ -58,6 +59,24 @@ def test_it_is_refused_in_plain_njit_and_in_functions_that_kernels_call():
         with pytest.raises(error, match=r"np\.median\(array\(bfloat16, 1d, C\)\) is not"):
             function(array_of(BFLOAT16, *VALUES))
     assert fast_args(lambda x: inner(x.astype(np.float32)))(array_of(BFLOAT16, *VALUES)) == 1.75
+
+
+def test_nothing_is_compiled_before_it_is_known_what_is_refused():
+    fork_python("""
+        import sys
+        import numpy as np
+        from fastexchange import fast_args
+        x, kernel = np.ones(2, np.float16), fast_args(lambda x: np.argmax(x))
+        sys.modules["fastexchange.ground.half.refusals"] = None  # as if its import failed
+        for said in "halted", "np.argmax(array(float16, 1d, C)) is not compiled":
+            try:
+                kernel(x)
+            except Exception as error:
+                assert said in str(error), error
+            else:
+                raise AssertionError("it is compiled")
+            sys.modules.pop("fastexchange.ground.half.refusals", None)
+    """)
 
 
 def test_where_is_of_the_format_or_promoted():

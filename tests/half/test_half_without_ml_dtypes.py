@@ -81,10 +81,12 @@ def what_needs_ml_dtypes():
     refused(BufferError, "ml_dtypes", fast_args(lambda x, part: x[part]), x, slice(0, 2))  # by Numba's own dispatcher
     assert numba.njit(lambda n: np.full(n, 1.5, half.float16))(2).dtype == np.float16
     assert numba.njit(lambda n: np.full(n, 1.5, half.bfloat16)[0])(2) == 1.5
-    refused(numba.TypingError, "ml_dtypes", numba.vectorize(lambda a: half.bfloat16(a)), np.ones(3))
+    rounding = numba.vectorize(lambda a: half.bfloat16(a))
+    refused(numba.TypingError, "ml_dtypes", rounding, np.ones(3), times=1)
+    refused(TypeError, "did not contain a loop", rounding, np.ones(3))  # says NumPy from then on
     function = numba.vectorize(lambda a, b: a * b + 1)
     refused(numba.TypingError, "ml_dtypes|on the CPU", fast_args(lambda x: function(x, x)), x)
-    refused(TypeError, "not supported", function, np.ones(3, "V2"), np.ones(3, "V2"))  # no loop for bytes is left behind
+    refused(numba.TypingError, "Unsupported array dtype", function, np.ones(3, "V2"), np.ones(3, "V2"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

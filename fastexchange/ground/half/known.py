@@ -19,20 +19,22 @@ __all__ = ["TYPES", "TypedArray", "boxed_by_native_code", "type_dtypes", "type_o
 with contextlib.suppress(ImportError):  # whose import registers the dtypes with NumPy; without it, NumPy has float16 only
     import ml_dtypes  # noqa: F401
 
+
 class _RefuseTheRest(event.Listener):
     """Registers what is refused before anything is compiled: that loads all that Numba compiles, which takes a second."""
 
     def on_start(self, event):
-        if self in _listeners:
-            _listeners.remove(self)
-            from . import refusals  # noqa: F401
+        if "refusals" not in _loaded:
+            from . import refusals  # noqa: F401 (if that raises, nothing is compiled, and the next pass tries again)
+
+            _loaded.add("refusals")
 
     def on_end(self, event):
         pass
 
 
-_listeners = [_RefuseTheRest()]
-event.register("numba:run_pass", _listeners[0])
+_loaded: set[str] = set()
+event.register("numba:run_pass", _RefuseTheRest())
 _KEYS = {(form.code, form.bits): TYPES[form.name] for form in FORMATS}
 
 
@@ -53,7 +55,7 @@ class _Lowering(event.Listener):
             boxing.is_of_bytes = self._passes[-1]
 
     def on_end(self, event):
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and len(self._passes) > 1:  # a pass that did not start ends, too
             self._passes.pop()
             boxing.is_of_bytes = self._passes[-1]
 
