@@ -12,7 +12,7 @@ from ..dispatch.runtime import runtime
 from ..ground import cpython as c
 from ..ground.cfunction import CFunction, cfunction
 from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT, field_of_type
-from ..ground.dtypes import dtype_field
+from ..ground.dtypes import dtype_field, is_half
 from ..ground.half.formats import FORMATS
 from ..ground.native import global_address, load, stack, store
 from .kind import Discovery, Kind, reader
@@ -153,9 +153,9 @@ def read_numpy_complex128(ob, entry, frame, word, array):
 # ---- their kinds -----------------------------------------------------------------------------------------------------
 
 
-def _kind(reader, row_reader=None, fill_row=None, schema_type: str = "", for_numba=None) -> Kind:
+def _kind(reader, row_reader=None, fill_row=None, schema_type: str = "", for_numba=None, form=structs.FORM_PLAIN) -> Kind:
     return Kind(
-        PATH, MEANING, structs.FORM_PLAIN, reader, fill_row=fill_row, schema_type=schema_type, is_read_on_device=True,
+        PATH, MEANING, form, reader, fill_row=fill_row, schema_type=schema_type, is_read_on_device=True,
         row_readers=lambda fields: (row_reader,) if row_reader else (), for_numba=for_numba,
     )  # fmt: skip
 
@@ -176,6 +176,8 @@ _PYTHONS = (
     (complex, _kind(read_complex)),
 )
 _NUMPYS = _kind(read_numpy_scalar, numpy_scalar_row)
+_HALVES = _kind(read_numpy_scalar, numpy_scalar_row, for_numba=np.float32, form=structs.FORM_OTHER)
+"""Numbers for which Numba has no arithmetic on a CPU: see ``ground.half``."""
 _COMPLEX64, _COMPLEX128 = _kind(read_numpy_complex64), _kind(read_numpy_complex128)
 _DTYPES = {
     id(np.dtype(code).type): np.dtype(code) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
@@ -198,7 +200,7 @@ def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
     if not _reads_as_declared(dtype):
         notes.append(f"the layout of {cls.__name__} is not as expected")
         return None
-    kind = _NUMPYS
+    kind = _HALVES if is_half(element) else _NUMPYS
     if dtype.kind == "c":
         kind = _COMPLEX64 if dtype.itemsize == 8 else _COMPLEX128
     return Discovery(kind, {"key": structs.KEY_SCALAR | element << structs.DTYPE_SHIFT})

@@ -13,8 +13,7 @@ from ..dispatch import structs
 from ..exchange.convert import from_dlpack
 from ..exchange.errors import argument, check_tensors, mixed, refuse_value, refused, why_not_computed
 from ..exchange.export import exporter_of_another, numpy_view
-from ..ground import dtypes
-from ..ground.dtypes import NoNumbaType, as_kernel_has_it, dtype_field, is_native_order
+from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
 from ..ground.half import NotForHalf
 from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match
 from ..ground.omitted import OMITTED
@@ -265,8 +264,6 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
         else:
             return viewed if views is None else views.add(value, value, viewed)
         refuse_value(kernel, position, value, why_not_computed(field, value))
-    elif issubclass(cls, np.generic) and not kernel.storage and dtypes.is_half(dtype_field(np.dtype(cls)) or 0):
-        return np.float32(value)
     elif kind.form == structs.FORM_OTHER:
         check_items(kernel, position, value)
         require_numba_type(kernel, position, value)

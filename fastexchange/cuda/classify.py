@@ -10,7 +10,7 @@ import ctypes
 from typing import NamedTuple
 
 from .._abi import ffi
-from ..arguments.discovery import fields_of, learn_type
+from ..arguments.discovery import learn_type
 from ..arguments.dunder import DUNDER, managed_tensor_from_py_object_no_sync
 from ..arguments.kind import OTHER
 from ..dispatch import structs
@@ -252,9 +252,7 @@ def for_package(info: ArgumentInfo):
     value = info.value
     if info.kind == TUPLE:
         return tuple_like(value, [for_package(item) for item in info.items])
-    kind = fields_of(type(value))["kind"]
-    is_converted = kind.form == structs.FORM_OTHER and kind.for_numba is not None
-    return kind.for_numba(value) if is_converted else framework_of(value).detached(value)
+    return framework_of(value).detached(value)
 
 
 def tuple_like(value: tuple, items: list) -> tuple:
