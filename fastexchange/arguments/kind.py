@@ -7,7 +7,7 @@ A kind of tensor needs no reader: with a native function that borrows a view, or
 :func:`tensors.borrowed` or :func:`tensors.exported`.
 """
 
-import functools
+
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from .._abi import ffi
 from ..dispatch import structs
 from ..ground.cfunction import CFunction, cfunction
 from ..ground.native import address_of
+from ..ground.once import cached_property
 
 __all__ = ["Discovery", "Kind", "reader"]
 
@@ -79,7 +80,7 @@ class Kind:
         object.__setattr__(self, "exports", max(self.exports, structs.EXPORTS_NEVER))
         MEANINGS[self.path] = self.meaning
 
-    @functools.cached_property
+    @cached_property  # one for all threads: entries have its address
     def native(self):
         """The ``fx_kind``. Loads the native functions."""
         functions = {name: getattr(self, name) for name in ("reader", "fill_row", "mark", "read_shape")}
