@@ -7,7 +7,6 @@ A kind of tensor needs no reader: with a native function that borrows a view, or
 :func:`tensors.borrowed` or :func:`tensors.exported`.
 """
 
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
