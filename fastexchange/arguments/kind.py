@@ -23,7 +23,7 @@ __all__ = ["Discovery", "Kind", "reader"]
 
 MEANINGS: dict[str, str] = {}
 """What ``explain`` says of each path, and of each source of views."""
-PLACES = 10
+PLACES = dict(ffi.typeof("fx_entry").fields)["row_readers"].type.length
 """Of row readers: see ``dispatch.inline_cache.place_of``."""
 
 
@@ -50,7 +50,7 @@ class Kind:
     mark: CFunction | None = None
     """``word (fx_entry *, PyObject *)``: what tells values of one type apart: see ``dispatch.inline_cache.site_of``."""
     read_shape: CFunction | None = None
-    """``word (fx_context *, fx_entry *, PyObject *, shape)``: reads a tensor's shape: see ``dispatch.outputs.read_shape``."""
+    """``word (fx_context *, fx_entry *, PyObject *, shape, room)``: reads a tensor's shape: see ``outputs.read_shape``."""
     exports: int = -1
     """One of ``structs.EXPORTS_*``: whether a call needs an owning export of a value. It has to be said of tensors.
 

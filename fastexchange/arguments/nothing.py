@@ -4,7 +4,6 @@ from numba import types
 
 from ..dispatch import structs
 from ..dispatch.rows import frequent, go_on, is_of_type, leave
-from ..dispatch.runtime import runtime
 from ..ground.native import load, store
 from ..ground.omitted import Omitted
 from .kind import Discovery, Kind, reader
@@ -42,9 +41,7 @@ def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
     """The types of ``None`` and of what stands for an omitted argument."""
     if cls is Omitted:
         return Discovery(_OMITTED)
-    if cls is not type(None) or cls.__name__ in runtime().unverified:
-        return None
-    return Discovery(_NONE)
+    return Discovery(_NONE) if cls is type(None) else None
 
 
 def none_type(key: int, decoding) -> types.Type:

@@ -30,9 +30,7 @@ BY_PYTHON, STORAGES, NATIVELY = range(TURNS)
 def is_exported(context, entry, flags):
     """Whether a call needs owning exports of values of a type."""
     exports = structs.kind_of(context, entry).exports
-    return exports == structs.EXPORTS_ALWAYS or (
-        exports == structs.EXPORTS_IF_OWNING and is_owning(context, flags) != 0
-    )
+    return exports == structs.EXPORTS_ALWAYS or (exports == structs.EXPORTS_IF_OWNING and is_owning(context, flags) != 0)
 
 
 @native

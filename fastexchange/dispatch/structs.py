@@ -52,7 +52,7 @@ typedef struct {
     int64_t reader;             /* key or -STATUS_* (PyObject *, fx_entry *, fx_frame *, word, fx_array *); 0: see its form */
     int64_t fill_row;           /* bool (fx_context *, fx_row *, PyObject *), see `inline_cache.expect_value`; or 0 */
     int64_t mark;               /* word (fx_entry *, PyObject *), see `inline_cache.site_of`; or 0 */
-    int64_t read_shape;         /* int (fx_context *, fx_entry *, PyObject *, shape), see `outputs`; 0: its shape is not read */
+    int64_t read_shape;         /* word (fx_context *, fx_entry *, PyObject *, shape, room), see `outputs`; or 0 */
     int64_t exports;            /* EXPORTS_*: whether a call needs an owning export of it */
     int64_t schema_type;        /* 1 << index in SCHEMA_TYPES: its type in an operator's schema; 0: none */
 } fx_kind;
@@ -300,8 +300,8 @@ FORM_OMITTED = 8
 
 EXPORTS_NEVER, EXPORTS_IF_OWNING, EXPORTS_ALWAYS = 0, 1, 2
 SCHEMA_TYPES = "Tensor", "Tensor[]", "float", "SymInt", "bool", "None"
-SCHEMA_TENSOR, SCHEMA_TENSORS, SCHEMA_FLOAT, SCHEMA_INT, SCHEMA_BOOL, SCHEMA_NONE = (
-    1 << i for i in range(len(SCHEMA_TYPES))
+SCHEMA_TENSOR, SCHEMA_TENSORS, SCHEMA_INT, SCHEMA_NONE = (
+    1 << SCHEMA_TYPES.index(name) for name in ("Tensor", "Tensor[]", "SymInt", "None")
 )
 
 DTYPE_SHIFT, NDIM_SHIFT, SERIAL_SHIFT = 8, 32, 32

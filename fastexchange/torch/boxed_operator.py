@@ -4,7 +4,6 @@ Source: ``torch/csrc/stable/c/shim.h``, PyTorch 2.10 or newer.
 """
 
 import ctypes
-import functools
 import math
 import sys
 import threading
@@ -68,7 +67,7 @@ def _elements() -> list[int]:
     return [int(guard()._elements[number]) for number in range(TORCH_NUMBERS)]
 
 
-@functools.cache
+@once
 def _promoted():
     """The ``promoted`` of an ``fx_boxed``."""
     elements = _elements()

@@ -29,7 +29,7 @@ from ..ground.dltensor import (
     is_empty,
     managed_at,
 )
-from ..ground.native import address_of, global_address, load, native
+from ..ground.native import address_of, load, native
 from ..ground.once import once
 from ..ground.passing import reraise_passing
 from ..ground.pythonapi import PyCapsule_GetPointer
@@ -37,6 +37,7 @@ from ..producers.python_side import python_side
 from . import checks
 from .guard import is_odd, is_short
 from .offsets import GRAD_ALLOWED, guard
+from .queries import is_yes
 
 __all__ = ["is_usable", "managed_tensor_from_py_object_no_sync"]
 
@@ -46,12 +47,7 @@ python_items = python_side("fastexchange.torch.capsule")
 @native
 def is_seen(is_mode_enabled):
     """Whether a mode intercepts PyTorch's functions: it has to see the call of ``__dlpack__``."""
-    answer = c.PyObject_CallNoArgs(is_mode_enabled)
-    if answer == 0:
-        c.PyErr_Clear()
-        return True
-    c.Py_DecRef(answer)
-    return answer != global_address("_Py_FalseStruct")
+    return is_yes(c.PyObject_CallNoArgs(is_mode_enabled))
 
 
 @native
