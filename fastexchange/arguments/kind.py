@@ -15,6 +15,7 @@ from numba import types
 
 from .._abi import ffi
 from ..dispatch import structs
+from ..dispatch.exports import BY_PYTHON
 from ..ground.cfunction import CFunction, cfunction
 from ..ground.native import address_of
 from ..ground.once import cached_property
@@ -23,6 +24,8 @@ __all__ = ["Discovery", "Kind", "reader"]
 
 MEANINGS: dict[str, str] = {}
 """What ``explain`` says of each path, and of each source of views."""
+_FUNCTIONS = "reader", "fill_row", "mark", "read_shape", "take_turn", "owner", "is_odd"
+_NUMBERS = "form", "exports", "turns", "makes_tensors"
 PLACES = dict(ffi.typeof("fx_entry").fields)["row_readers"].type.length
 """Of row readers: see ``dispatch.inline_cache.place_of``."""
 
@@ -57,6 +60,18 @@ class Kind:
     An owning export also keeps the memory of an array that the kernel keeps, and is what Numba's dispatcher gets a view of. So
     the entries of all types of tensors have the field ``managed``.
     """
+    turns: int = 1 << BY_PYTHON
+    """The turns in which exports do something, as bits: see ``dispatch.exports``."""
+    take_turn: CFunction | None = None
+    """``STATUS_* (fx_context *, fx_entry *, fx_export *, turn, flags)``: that, if it is more than ``exports.make_export``."""
+    owner: CFunction | None = None
+    """``PyObject * (fx_entry *, PyObject *)``: a new reference to what owns its memory; 0 if that is the tensor."""
+    is_odd: CFunction | None = None
+    """``bool (fx_entry *, PyObject *, DLTensor *)``: whether a tensor's memory is not its value, or its framework has to see what
+    is done with it; with a DLTensor also whether the memory that this shows is no longer the tensor's. Calls no Python code.
+    """
+    makes_tensors: bool = False
+    """Whether native code makes tensors by ``to_object`` of its entries: that takes an export only if it succeeds."""
     for_numba: Callable[[Any], Any] | None = None
     """From a value to what Numba's dispatcher gets. None: what the form says. Raises an exception with the reason of a refusal.
 
@@ -82,10 +97,10 @@ class Kind:
     @cached_property  # one for all threads: entries have its address
     def native(self):
         """The ``fx_kind``. Loads the native functions."""
-        functions = {name: getattr(self, name) for name in ("reader", "fill_row", "mark", "read_shape")}
+        functions = {name: getattr(self, name) for name in _FUNCTIONS}
         addresses = {name: function.address for name, function in functions.items() if function is not None}
         schema_type = 1 << structs.SCHEMA_TYPES.index(self.schema_type) if self.schema_type else 0
-        return ffi.new("fx_kind *", {"form": self.form, "exports": self.exports, "schema_type": schema_type, **addresses})
+        return ffi.new("fx_kind *", {name: getattr(self, name) for name in _NUMBERS} | {"schema_type": schema_type} | addresses)
 
     def native_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields of an ``fx_entry`` that follow from the kind and the other `fields`."""

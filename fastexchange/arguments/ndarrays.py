@@ -135,7 +135,7 @@ def learn(value) -> bool:
 
 NDARRAY = Kind(
     "ndarray", "its C struct is read in place", structs.FORM_ARRAY, read_ndarray, lambda fields: _ROW_READERS,
-    fill_row=fill_ndarray_row, mark=mark_ndarray, read_shape=read_ndarray_shape, learn=learn,
+    fill_row=fill_ndarray_row, mark=mark_ndarray, read_shape=read_ndarray_shape, learn=learn, makes_tensors=True,
 )  # fmt: skip
 
 

@@ -1,14 +1,14 @@
 """Tensors that their producer shows: by a view borrowed from an exchange table, or by an owning export made before the call."""
 
-from typing import Any
 
+import numpy as np
 from numba import types
 
 from .._abi import ffi
 from ..dispatch import structs
 from ..dispatch.frame import ARRAY_BYTES, EXPORT_BYTES
 from ..dispatch.pack import keep_tensor, pack_tensor
-from ..dispatch.reading import DRY_RUN, FLAG_ASKED, FLAG_MEMORY, has_no_room, note_array, runtime_of
+from ..dispatch.reading import FLAG_ASKED, FLAG_MEMORY, has_no_room, note_array, runtime_of
 from ..dispatch.rows import frequent, go_on, is_of_type, leave
 from ..dispatch.type_table import find as find_entry
 from ..ground import cpython as c
@@ -20,22 +20,19 @@ from ..ground.dltensor import (
     DL_TENSOR_WORDS,
     INTERFACE_STREAM,
     READONLY,
-    READONLY_IS_ASSUMED,
     check_rank,
     dl_tensor_at,
     element_field,
-    end_of,
-    is_empty,
     is_plain,
     managed_at,
     refusal,
 )  # fmt: skip
 from ..ground.native import as_words, call_int, load, native, stack, store
-from ..torch.guard import guard_of, is_odd, is_short
-from ..torch.queries import is_beyond, is_movable
 from . import paddle
 from .kind import Discovery, Kind, reader
 from .tables import OwnTable, own_table
+
+NO_FLAGS = np.uint64(0)
 
 # ---- where a tensor is --------------------------------------------------------------------------------------------------
 
@@ -78,100 +75,82 @@ def note_stream(frame, stream):
 
 
 @native
-def is_writeable(flags, guard):
-    """Whether a kernel may write to an export with these flags. PyTorch's tensors, which have a guard, are all mutable."""
-    return flags & READONLY == 0 or (flags & READONLY_IS_ASSUMED != 0 and guard != 0)
-
-
-@native
 def find_shown(frame_address, ob):
-    """Find the export of a device array in its entry. Returns a STATUS_* and the four values that :func:`read_tensor` needs."""
+    """Find the export of a device array in its entry. Returns what :func:`find_tensor` does."""
     known = find_entry(runtime_of(frame_address), ob)
+    origin = ob + structs.ORIGIN_VIEW
     if known == 0:
-        return structs.STATUS_STREAM, 0, True, 0, ob + structs.ORIGIN_VIEW
+        return structs.STATUS_STREAM, 0, NO_FLAGS, origin
     managed = structs.entry_at(known).shown
-    return (
-        structs.STATUS_OK, managed + DL_TENSOR, is_writeable(managed_at(managed).flags, 0), 0, ob + structs.ORIGIN_VIEW
-    )  # fmt: skip
+    return structs.STATUS_OK, managed + DL_TENSOR, managed_at(managed).flags, origin
 
 
 @native
-def take_export(frame_address, ob, entry):
-    """Find the owning export that ``take_exports.export_managed`` has made. Returns as :func:`find_shown`."""
-    frame = structs.frame_at(frame_address)
-    context = structs.context_at(frame.context)
+def take_export(frame, ob):
+    """Find the owning export that ``take_exports.export_managed`` has made. Returns what :func:`find_tensor` does."""
     origin = ob + structs.ORIGIN_EXPORT
     if frame.exports_used == frame.export_count:
-        return structs.STATUS_EXPORT, 0, True, 0, origin
+        return structs.STATUS_EXPORT, 0, NO_FLAGS, origin
     export = structs.export_at(frame.exports + EXPORT_BYTES * frame.exports_used)
     frame.exports_used += 1
     managed = export.managed
     if export.object != ob:
-        return structs.STATUS_CHANGED, 0, True, 0, origin
+        return structs.STATUS_CHANGED, 0, NO_FLAGS, origin
     if managed == 0:
-        return structs.STATUS_EXPORT, 0, True, 0, origin
-    guard = guard_of(context, structs.entry_at(entry))
-    # The tensor may have become odd since its export. If PyTorch has to be asked, the guard always says odd.
-    if structs.entry_at(entry).is_own_memory != 0 and is_odd(guard, ob) and structs.guard_at(guard).asks == 0:
-        return (structs.STATUS_CHECK if frame.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA), 0, True, 0, origin
+        return structs.STATUS_EXPORT, 0, NO_FLAGS, origin
     if managed_at(managed).version.major != 1:
-        return structs.STATUS_VERSION, 0, True, 0, origin
-    if context.device_type != CPU and export.is_interface != 0:
+        return structs.STATUS_VERSION, 0, NO_FLAGS, origin
+    if export.is_interface != 0 and structs.context_at(frame.context).device_type != CPU:
         note_stream(frame, load(managed + INTERFACE_STREAM))
-    return (
-        structs.STATUS_OK,
-        managed + DL_TENSOR,
-        is_writeable(managed_at(managed).flags, guard),
-        export.storage,
-        origin,
-    )
+    return structs.STATUS_OK, managed + DL_TENSOR, managed_at(managed).flags, origin
 
 
 @native
-def borrow_view(frame_address, ob, entry, view):
-    """Borrow a view by the type's exchange table. Returns as :func:`find_shown`."""
-    frame = structs.frame_at(frame_address)
+def borrow_view(frame, ob, entry, view):
+    """Borrow a view by the type's exchange table. Returns what :func:`find_tensor` does."""
     origin = ob + structs.ORIGIN_VIEW
-    guard = guard_of(structs.context_at(frame.context), structs.entry_at(entry))
-    if is_odd(guard, ob) or frame.flags & FLAG_MEMORY != 0 or structs.entry_at(entry).borrow == 0:
-        return (structs.STATUS_CHECK if frame.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA), 0, True, 0, origin
+    if frame.flags & FLAG_MEMORY != 0 or structs.entry_at(entry).borrow == 0:
+        return if_odd(frame), 0, NO_FLAGS, origin
     device = dl_tensor_at(view).device
     device.device_type, device.device_id = 0, 0  # no device, in case the producer writes nothing
     failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0
-    if failed or PyErr_Occurred() != 0:
-        if PyErr_Occurred() == 0:
-            return structs.STATUS_NO_ERROR_SET, 0, True, 0, origin
-        if guard != 0 and frame.flags & FLAG_ASKED == 0:
-            c.PyErr_Clear()  # the tensor's own __dlpack__ raises a better error
-            return structs.STATUS_CHECK, 0, True, 0, origin
-        return structs.STATUS_ERROR, 0, True, 0, origin
-    return structs.STATUS_OK, view, True, 0, origin
+    if PyErr_Occurred() != 0:
+        return structs.STATUS_ERROR, 0, NO_FLAGS, origin
+    return structs.STATUS_NO_ERROR_SET if failed else structs.STATUS_OK, view, NO_FLAGS, origin
 
 
-@reader
-def read_tensor(ob, entry, frame_address, word, array):
-    """A tensor: from a device array's entry, from an owning export made before, or from a view borrowed by the type's table.
+@native
+def if_odd(frame):
+    """The STATUS_* for a tensor that is odd: its framework is asked, and then only Numba's dispatcher may take it."""
+    return structs.STATUS_CHECK if frame.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA
 
-    1. Find the tensor. 2. Check that it is sound, and on a device that the kernel reads. 3. Pack its words. 4. Check that its
-    memory has not been freed, and cannot be freed during the call.
+
+@native
+def find_tensor(frame_address, ob, entry, view):
+    """Find a tensor in a device array's entry, in an owning export made before, or in a view borrowed by the type's table.
+
+    `view`: where that is written. Returns: a STATUS_*, the address of the ``DLTensor``, its flags, and the array's origin.
     """
-    # 1. Find the tensor.
-    view = stack(DL_TENSOR_WORDS)
     frame = structs.frame_at(frame_address)
     context = structs.context_at(frame.context)
-    is_cuda = context.device_type != CPU
     known = structs.entry_at(entry)
-    guard = guard_of(context, known)
-    if is_cuda and known.is_by_object != 0:
-        status, tensor, writeable, storage, origin = find_shown(frame_address, ob)
-    elif structs.kind_of(context, known).exports == structs.EXPORTS_ALWAYS or frame.is_owning != 0:
-        status, tensor, writeable, storage, origin = take_export(frame_address, ob, entry)
-    else:
-        status, tensor, writeable, storage, origin = borrow_view(frame_address, ob, entry, view)
-    if status != structs.STATUS_OK:
-        return -status
-    # 2. Check that it is sound.
+    if context.device_type != CPU and known.is_by_object != 0:
+        return find_shown(frame_address, ob)
+    if structs.kind_of(context, known).exports == structs.EXPORTS_ALWAYS or frame.is_owning != 0:
+        return take_export(frame, ob)
+    return borrow_view(frame, ob, entry, view)
+
+
+@native
+def pack_found(frame, entry, tensor, flags, origin, word, array):
+    """Check that a tensor is sound, and where the kernel reads it, and pack its words. Returns its key, or -STATUS_*.
+
+    `tensor`, `flags`, `origin`: as :func:`find_tensor` returns them.
+    """
+    known = structs.entry_at(entry)
+    is_cuda = structs.context_at(frame.context).device_type != CPU
     dl_tensor = dl_tensor_at(tensor)
+    key_flags = 0
     if is_cuda:
         status = check_rank(dl_tensor) if dl_tensor.dtype.lanes == 1 else structs.STATUS_DTYPE
         if status == structs.STATUS_OK:
@@ -179,47 +158,37 @@ def read_tensor(ob, entry, frame_address, word, array):
             status = note_device(frame, types.intp(device.device_type), types.intp(device.device_id), known.stream)
     else:
         status = structs.STATUS_OK if is_plain(dl_tensor) else refusal(dl_tensor)
-    if status != structs.STATUS_OK:
-        keep_tensor(frame, tensor)
-        return -status
     ndim = types.intp(dl_tensor.ndim)
     field = element_field(dl_tensor)
-    if has_no_room(frame, word, structs.ARRAY_HEAD_WORDS + 2 * ndim):
-        return -structs.STATUS_GROW
-    # 3. Pack its words.
-    key_flags, status = pack_tensor(dl_tensor, ndim, field, as_words(word))
-    # 4. Check its memory.
-    if status == structs.STATUS_OK and guard != 0 and not is_empty(dl_tensor):
-        end = end_of(dl_tensor) if known.is_own_memory != 0 else 0
-        if storage == 0:
-            is_gone = is_short(guard, ob, end)
-        else:
-            begin = dl_tensor.data + types.intp(dl_tensor.byte_offset)
-            is_gone = is_beyond(structs.guard_at(guard), storage, begin, end)
-        if is_gone:
-            status = structs.STATUS_NULL_DATA if storage == 0 else structs.STATUS_CHANGED
-            if frame.flags & FLAG_ASKED == 0:
-                status = structs.STATUS_CHECK
-        elif frame.is_owning != 0 and not is_cuda:
-            if storage == 0:
-                status = structs.STATUS_NUMBA  # its dispatcher gets a view of a tensor that no other code has
-            elif frame.flags & DRY_RUN == 0 and is_movable(structs.guard_at(guard), storage):
-                status = structs.STATUS_MOVABLE
+    if status == structs.STATUS_OK:
+        if has_no_room(frame, word, structs.ARRAY_HEAD_WORDS + 2 * ndim):
+            return -structs.STATUS_GROW
+        key_flags, status = pack_tensor(dl_tensor, ndim, field, as_words(word))
     if status == structs.STATUS_OK and is_cuda and key_flags & structs.ALIGNED == 0:
         status = structs.STATUS_MISALIGNED
     if status != structs.STATUS_OK:
         keep_tensor(frame, tensor)
         return -status
-    if writeable:
+    if flags & READONLY == 0:
         key_flags |= structs.WRITEABLE
     note_array(array, origin, word)
     key = structs.KEY_ARRAY | field << structs.DTYPE_SHIFT | ndim << structs.NDIM_SHIFT
     return key | key_flags << structs.FLAGS_SHIFT | known.key
 
 
+@reader
+def read_tensor(ob, entry, frame, word, array):
+    """A tensor that is what its export says, or its table."""
+    view = stack(DL_TENSOR_WORDS)
+    status, tensor, flags, origin = find_tensor(frame, ob, entry, view)
+    if status != structs.STATUS_OK:
+        return -status
+    return pack_found(structs.frame_at(frame), entry, tensor, flags, origin, word, array)
+
+
 @frequent
 def export_row(items, row_address, word, array_address, frame_address):
-    """A tensor that is not PyTorch's, in the owning export that has been made of it."""
+    """A tensor in the owning export that has been made of it."""
     ob = load(items)
     row = structs.row_at(row_address)
     frame = structs.frame_at(frame_address)
@@ -279,11 +248,9 @@ PATH, MEANING = "c-exchange", "its type's exchange table gives its view"
 def exported(path: str, meaning: str, form: int = structs.FORM_TENSOR, is_read_on_device: bool = True) -> Kind:
     """A kind of tensors of which each call takes an owning export, by the field ``managed`` of their types' entries."""
 
-    def row_readers(fields: dict[str, Any]):
-        return () if fields.get("guard") else (export_row,)  # an export of PyTorch's tensor is checked again
-
     return Kind(
-        path, meaning, form, read_tensor, row_readers, exports=structs.EXPORTS_ALWAYS, is_read_on_device=is_read_on_device
+        path, meaning, form, read_tensor, lambda fields: (export_row,), exports=structs.EXPORTS_ALWAYS,
+        is_read_on_device=is_read_on_device,
     )  # fmt: skip
 
 

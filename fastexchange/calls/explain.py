@@ -23,7 +23,6 @@ from ..ground.omitted import OMITTED
 from ..ground.safe_repr import type_name
 from ..producers.framework import framework_of
 from ..producers.ndarray import dtype_of
-from ..torch.tracing import operator_of
 from .carried_code import Content
 from .compile_errors import raise_named, why_none_takes
 from .fallback import as_numba_takes_it, check_arguments
@@ -184,13 +183,6 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
     if slow:
         found = replace(found, notes=(*found.notes, f"Python makes each call, because {'; '.join(sorted(slow))}"))
     return found
-
-
-def explain_traced(kernel, bound: tuple) -> CallExplanation | None:
-    """Explain a call that PyTorch traces. Returns None if no operator makes it. Registers the operator, as the call does."""
-    name = operator_of(kernel, bound)
-    text = f"PyTorch sees this call, and makes it by torch.ops.fastexchange.{name}"
-    return explained(kernel, bound, Outcome("operator", text)) if name else None
 
 
 def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | None = None) -> CallExplanation:

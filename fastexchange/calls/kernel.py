@@ -7,7 +7,6 @@ CPython passes a call to the native dispatcher (``dispatch.vectorcall``). It mak
 import contextlib
 import functools
 import inspect
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from ..ground.numba_internals import (
 )
 from ..ground.once import cached_property, forkable_lock
 from ..ground.parameters import Parameters, flatten
-from ..producers.framework import frameworks_see
+from ..producers.framework import Framework, framework_that_sees, frameworks
 from ..torch.traced import asks_is_traced, decorated, is_traced
 from .carried_code import CarriedCode, Content
 from .kernel_cache import KernelCache, with_unique_symbols
@@ -150,9 +149,9 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         if is_object_mode(self) or not self._has_parameters:
             return numbas_call(self, *args, **kwargs)
         # Before anything native: while torch.export traces, PyTorch replaces functions that Numba registers when it starts.
-        if _is_operators(self, (*args, *kwargs.values())):
+        if (framework := _seen_by(self, (*args, *kwargs.values()))) is not None:
             bound = self._bind(args, kwargs)
-            if bound is not None and (result := self._call_symbolic(bound)) is not NotImplemented:
+            if bound is not None and (result := framework.call(self, bound)) is not NotImplemented:
                 return result
         memory = self._native
         if memory.vectorcall:
@@ -319,10 +318,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             self._returns()
         if kernel_options.out is not None or kernel_options.mutates is not None:
             decorated[id(self)] = self
-            if "torch" in sys.modules:
-                from ..torch.tracing import find_by_name
-
-                find_by_name()
+            for framework in frameworks():
+                framework.know(self)
         if kernel_options.cuda is not None:
             self._device_kernel = kernel_options.cuda.beside(self, kernel_options.launch)
         return self
@@ -382,7 +379,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
         release_gil = bool(self.targetoptions.get("nogil"))
         memory = KernelContext(
-            self._parameters, self.__qualname__, release_gil, self._kernel_options.guard, self._returns(), self._outputs
+            self._parameters, self.__qualname__, release_gil, self._kernel_options.allows, self._returns(), self._outputs
         )
         memory.native.stores = self._kernel_options.storage
         memory.native.is_generator = inspect.isgeneratorfunction(self.py_func)
@@ -530,11 +527,13 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         Reads the tensors as a call does, so a copy-on-write tensor of PyTorch is copied. Returns a ``CallExplanation``; print it.
         Raises TypeError for arguments that do not fit the parameters.
         """
-        from .explain import explain_call, explain_traced
+        from .explain import Outcome, explain_call, explained
 
         bound = self._parameters.bind(*args, **kwargs)
-        made = explain_traced(self, bound) if _is_operators(self, bound) else None
-        return made if made is not None else explain_call(self, self._complete(bound))
+        framework = _seen_by(self, bound)
+        if framework is not None and (text := framework.called(self, bound)):
+            return explained(self, bound, Outcome("operator", text))
+        return explain_call(self, self._complete(bound))
 
     def _complete(self, bound: tuple) -> tuple:
         """`bound` with the omitted outputs allocated."""
@@ -546,7 +545,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         from .resolve import call
 
         self._slow_calls += 1
-        if (result := self._call_symbolic(bound)) is not NotImplemented:
+        if (result := self._call_seen(bound)) is not NotImplemented:
             return result
         make_call = functools.partial(call if self._native.runtime.is_native else call_numba, self)
         return make_call(bound) if self._outputs is None else self._outputs.call(bound, self.returns, make_call)
@@ -566,7 +565,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         self._slow_calls += 1
         if bound is None:
             return numbas_call(self, *args, **kwargs)
-        result = self._call_symbolic(bound)
+        result = self._call_seen(bound)
         return result if result is not NotImplemented else call(self, bound, leaves=True)
 
     def _call_itself(self, /, *args, **kwargs):
@@ -575,15 +574,10 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
         return call(self, self._parameters.bind(*args, **kwargs))
 
-    def _call_symbolic(self, bound: tuple):
-        """Make a call by the kernel's operator if PyTorch traces it. NotImplemented for any other call."""
-        return self._call_by_operator(bound) if _is_operators(self, bound) else NotImplemented
-
-    def _call_by_operator(self, bound: tuple):
-        """Make a call by the operator that the kernel registers itself. NotImplemented if there is none for these arguments."""
-        from ..torch.tracing import call_symbolic
-
-        return call_symbolic(self, bound)
+    def _call_seen(self, bound: tuple):
+        """Make a call that a framework has to see, because it traces it. NotImplemented for any other call."""
+        framework = _seen_by(self, bound)
+        return framework.call(self, bound) if framework is not None else NotImplemented
 
     def _call_numba(self, /, *args, **kwargs):
         """Make the call by Numba's dispatcher. Native code calls this for signatures that it cannot pass."""
@@ -613,10 +607,10 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     _call_own = numbas_call  # the call by Numba's dispatcher
 
 
-def _is_operators(kernel: FastKernel, values: tuple) -> bool:
-    """Whether a framework has to see a call, and makes it by the kernel's operator."""
+def _seen_by(kernel: FastKernel, values: tuple) -> Framework | None:
+    """The framework that has to see a call, if any."""
     leaves = [value for i, item in enumerate(values) for _, value in flatten(i, item)]
-    return frameworks_see(leaves, kernel.out is not None or kernel.mutates is not None)
+    return framework_that_sees(leaves, kernel.out is not None or kernel.mutates is not None)
 
 
 _publishing = forkable_lock()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numba
 
+from ..dispatch.structs import ALLOWS_BITS, ALLOWS_GRAD
 from ..ground.numba_internals import names_of_target_options
 from ..ground.parameters import Parameters
 from ..ground.passing import reraise_passing
@@ -42,11 +43,9 @@ class KernelOptions(NamedTuple):
     mutates: "tuple[str, ...] | None" = None
 
     @property
-    def guard(self) -> int:
-        """The index of the ``fx_guard`` for the kernel's tensors."""
-        from ..torch.offsets import BITS_ALLOWED, GRAD_ALLOWED
-
-        return GRAD_ALLOWED * self.allows_grad | BITS_ALLOWED * self.storage
+    def allows(self) -> int:
+        """Which odd tensors the kernel takes: ``structs.ALLOWS_*``."""
+        return ALLOWS_GRAD * self.allows_grad | ALLOWS_BITS * self.storage
 
 
 _KNOWN_FOR_SURE = {"nopython", "nogil", "parallel", "fastmath", "cache"}

@@ -29,8 +29,8 @@ class CudaContext(dispatch.KernelContext):
     An omitted argument is passed as its default: CUDA's dispatchers have no ``types.Omitted``.
     """
 
-    def __init__(self, parameters, name: str, guard: int):
-        super().__init__(parameters, name, False, guard)
+    def __init__(self, parameters, name: str, allows: int):
+        super().__init__(parameters, name, False, allows)
         self.why_own: dict[tuple[int, ...], str] = {}
         """By keys: why the package makes the launch."""
         self._places = itertools.cycle(range(structs.MAX_BEST_BLOCKS))

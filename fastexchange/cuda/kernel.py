@@ -61,7 +61,7 @@ class CudaKernel(Kernel, NativeCallable):
         if self._parameters.variadic is not None:
             parameter = f"*{self._parameters.variadic}"
             raise TypeError(f"fast_args(): {self.__qualname__}() has {parameter}: a kernel for CUDA has no such parameter")
-        self._native = CudaContext(self._parameters, self.__qualname__, kernel_options.guard)
+        self._native = CudaContext(self._parameters, self.__qualname__, kernel_options.allows)
         self._context = self._native.address
         self._vectorcall = 0  # calls are made by launchers
         self._launchers: dict[tuple, CudaLauncher] = {}

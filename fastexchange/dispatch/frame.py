@@ -15,8 +15,7 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import delete_managed
-from ..ground.native import call_int, external, global_address, larger, load, native, sizeof, stack, store
-from ..torch.queries import storage_of
+from ..ground.native import call_int, call_word, external, global_address, larger, load, native, sizeof, stack, store
 from . import structs
 from .kept import KEEPS_NOTHING, KEEPS_RESULT
 from .type_table import find
@@ -146,20 +145,20 @@ def export_of_array(frame, i):
 
 
 @native
-def own_storage_of(runtime, ob):
-    """Return a new reference to a PyTorch tensor's storage; 0 for other objects, and if exports may have other memory.
+def owner_of(runtime, ob):
+    """Return a new reference to what owns a tensor's memory; 0 if its kind knows of nothing but the tensor.
 
-    The storage has to be held because an export does not keep the memory if the tensor is set to other memory. A pending
-    exception stays.
+    An export does not keep the memory if the tensor is set to other memory. A pending exception stays.
     """
     entry = find(runtime, Py_TYPE(ob))
-    if entry == 0 or structs.entry_at(entry).guard == 0 or structs.entry_at(entry).is_own_memory == 0:
+    owner = structs.kind_at(structs.entry_at(entry).kind).owner if entry != 0 else 0
+    if owner == 0:
         return 0
     error = stack(3)
     c.save_error(error)
-    storage = storage_of(structs.guard_at(structs.entry_at(entry).guard), ob)
+    made = call_word(owner, (entry, ob))
     c.restore_error(error)
-    return storage
+    return made
 
 
 @native
@@ -181,7 +180,7 @@ def give_owner(runtime, frame, i):
         export = structs.export_at(export_of_array(frame, i))
         held = export.storage
         if held == 0:
-            storage = own_storage_of(runtime, ob)
+            storage = owner_of(runtime, ob)
         if storage != 0:
             ob = storage
         elif export.managed == 0:
@@ -194,7 +193,7 @@ def give_owner(runtime, frame, i):
         out = stack(1)
         error = stack(3)
         store(out, 0)
-        storage = own_storage_of(runtime, ob)
+        storage = owner_of(runtime, ob)
         c.save_error(error)
         entry = find(runtime, Py_TYPE(ob))
         if storage != 0:

@@ -154,7 +154,7 @@ def put_exports(context, first, values, exports):
             if value.level != 0:
                 return values
             index -= 1
-            if has_turn(structs.entry_at(value.entry), turn):
+            if has_turn(context, structs.entry_at(value.entry), turn):
                 rows -= structs.ROW_SIZE
                 row = structs.row_at(rows)
                 row.reader, row.entry = structs.runtime_at(context.runtime).export_row, value.entry

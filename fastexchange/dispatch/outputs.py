@@ -27,7 +27,6 @@ from ..ground.shape_program import (
     MAX_VARIABLES,
     evaluate,
 )
-from ..torch.modes import is_mode_active
 from . import structs
 from .binding import bind_into
 from .frame import drop, give_frame, take_frame
@@ -238,12 +237,18 @@ def all_outputs(context, args):
 NO_MODE = 1 << 62  # of vectorcall_with_outputs alone, which clears it: the same bit is c.TRIED_SITE in the calls that it makes
 
 
+@native
+def is_seen(runtime):
+    """Whether a framework has to see the call: a mode is active, a tracer or a counter of operations."""
+    return runtime.sees_calls != 0 and call_word(runtime.sees_calls, ()) != 0
+
+
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_heeding_modes(callable_, args, nargsf, kwnames):
     """``vectorcallfunc`` of a kernel that declares what it writes to, and no outputs: Python makes calls that a mode may see."""
     context_address = load(callable_ + KERNEL_CONTEXT)
     context = structs.context_at(context_address)
-    if is_mode_active(False):
+    if is_seen(structs.runtime_at(context.runtime)):
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     last = context.last
     return call_word(structs.overload_at(last).enter, (callable_, args, nargsf, kwnames, context_address, last))
@@ -278,7 +283,7 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
     give_frame(runtime, frame_address)
     if status == structs.STATUS_ERROR:
         return 0
-    if status != structs.STATUS_OK or context.outputs == 0 or (not has_no_mode and is_mode_active(False)):
+    if status != structs.STATUS_OK or context.outputs == 0 or (not has_no_mode and is_seen(runtime)):
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     made = stack(1)
     store(made, 0)

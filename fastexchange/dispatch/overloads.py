@@ -63,7 +63,7 @@ class KernelContext:
     """The address of the native function that makes the kernel's calls; 0: there is none."""
 
     def __init__(
-        self, parameters, name: str, release_gil: bool, guard: int, returns: type | int | None = None, outputs=None
+        self, parameters, name: str, release_gil: bool, allows: int, returns: type | int | None = None, outputs=None
     ):
         names = parameters.names
         self.runtime = runtime()
@@ -103,7 +103,7 @@ class KernelContext:
                 self._program = ffi.new("int64_t[]", outputs.program)
                 native.outputs = address_of(self._program)
         native.release_gil = native.needs_owning_exports = release_gil
-        native.guard_offset = guard * structs.GUARD_SIZE
+        native.allows = allows
         native.name = id(name)
         native.returns_type = id(returns) if isinstance(returns, type) else 0
         native.returns_position = returns if isinstance(returns, int) else -1

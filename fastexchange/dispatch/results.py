@@ -263,7 +263,10 @@ def box_array(frame_address, at, ndim, field, is_mutable):
         give_owner(runtime, frame, i)  # code from here on may free the argument
     target = target_of(frame)
     entry = find(runtime, target) if target != 0 else 0
-    if entry == 0 or structs.entry_at(entry).guard == 0 or structs.entry_at(entry).to_object == 0:
+    if entry == 0 or structs.entry_at(entry).to_object == 0:
+        return BY_NUMBA
+    kind = structs.kind_at(structs.entry_at(entry).kind)
+    if kind.makes_tensors == 0 or kind.form == structs.FORM_ARRAY:  # Numba's own code makes ndarrays
         return BY_NUMBA
     if field == 0 or field >= FIRST_PARAMETRIC or is_mutable == 0 or meminfo == 0 or frame.error[0] != 0:
         return BY_NUMBA

@@ -184,7 +184,7 @@ def export_row(items, row_address, word, array, frame_address):
     export.object = ob
     runtime = structs.runtime_at(structs.context_at(frame.context).runtime)
     address = frame.exports + EXPORT_BYTES * row.expected[1]
-    status = call_word(runtime.take_turn_of, (frame.context, row.entry, address, row.expected[0]))  # so this row can jump
+    status = call_word(runtime.take_turn, (frame.context, row.entry, address, row.expected[0], 0))  # so this row can jump
     if status != structs.STATUS_OK:
         return leave(row_address, frame_address, status)
     return go_on(items, row_address, word, array, frame_address)

@@ -92,7 +92,7 @@ class Runtime:
             self.add(read_arguments.walk, take_exports.export_managed)
             self.add(vectorcall.run, vectorcall.vectorcall_any, vectorcall.leave_row, rows.call_cached, rows.end_call)
             self.add(rows.read_value, rows.leave_tuple, rows.begin_row, rows.launch_row)
-            self.add(rows.export_row, rows.call_kernel, exports.take_turn_of)
+            self.add(rows.export_row, rows.call_kernel, exports.take_turn)
             self.add(frame.release_owner, frame.release_managed, frame.release_both)
 
     def _derived_fields(self, fields: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ typedef struct {
     int64_t size;               /* scalars, dtypes: bytes of one element */
     int64_t borrow;             /* dltensor_from_py_object_no_sync, or 0 */
     int64_t managed;            /* managed_tensor_from_py_object_no_sync */
-    int64_t guard;              /* fx_guard *, or 0 */
+    int64_t guard;              /* what the functions of its kind need, or 0 */
     int64_t to_object;          /* managed_tensor_to_py_object_no_sync, or 0 */
     int64_t takes_all;          /* whether tensors of this type can be readonly and have negative strides */
     int64_t allocator;          /* managed_tensor_allocator, or 0 */
@@ -54,6 +54,11 @@ typedef struct {
     int64_t mark;               /* word (fx_entry *, PyObject *), see `inline_cache.site_of`; or 0 */
     int64_t read_shape;         /* word (fx_context *, fx_entry *, PyObject *, shape, room), see `outputs`; or 0 */
     int64_t exports;            /* EXPORTS_*: whether a call needs an owning export of it */
+    int64_t turns;              /* bit i: the export does something in turn i, see `exports` */
+    int64_t take_turn;          /* STATUS_* (fx_context *, fx_entry *, fx_export *, turn, flags): that; 0: `make_export` */
+    int64_t owner;              /* PyObject * (fx_entry *, PyObject *): what owns a tensor's memory; 0: the tensor */
+    int64_t is_odd;             /* bool (fx_entry *, PyObject *, DLTensor *), see `arguments.kind`; or 0 */
+    int64_t makes_tensors;      /* whether `to_object` of its entries takes an export only if it succeeds */
     int64_t schema_type;        /* 1 << index in SCHEMA_TYPES: its type in an operator's schema; 0: none */
 } fx_kind;
 
@@ -70,14 +75,12 @@ typedef struct {
     int64_t release_both;       /* NRT destructor: both of these */
     int64_t walk;               /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): of `read_arguments` */
     int64_t export_managed;     /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): of `take_exports` */
-    int64_t read_tensor;        /* the reader of tensors by their exports and views: of `arguments.tensors` */
     int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `vectorcall.run`, for the CPU */
     int64_t vectorcall_any;     /* vectorcallfunc of the general path, which makes any call */
     int64_t leave_row;          /* result of the call (fx_frame *, status, position): of `vectorcall` */
     int64_t end_call, read_value, leave_tuple;   /* of `rows`, by its names */
-    int64_t check_tensor;       /* of `torch.tensor_kind` */
     int64_t begin_row, export_row, launch_row, call_kernel;     /* of `rows`, too */
-    int64_t take_turn_of;       /* of `exports` */
+    int64_t take_turn;          /* of `exports` */
     int64_t call_cached;        /* vectorcallfunc with two more arguments, fx_context *, fx_overload *: of cached calls */
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
     int64_t box_result, box_array, finish_array, delete_result;     /* of results, by its names */
@@ -85,6 +88,7 @@ typedef struct {
     int64_t reflect;            /* PyObject *, another's name: see lists.reflect_changes */
     int64_t release_items;      /* destructor of the items of a list */
     int64_t allocate, note_error;       /* of outputs, by its names */
+    int64_t sees_calls;         /* bool (void): whether a framework has to see calls that declare what they write to; or 0 */
     int64_t nothing;            /* fx_entry * of no type */
     int64_t numbas_call;        /* ternaryfunc, what a call of a dispatcher is to Numba */
     int64_t numbas_entry;       /* fx_overload *, the cache entry of all calls that go to Numba's dispatcher as they are */
@@ -138,7 +142,7 @@ typedef struct {
     int64_t positional_only;    /* parameters whose name is no keyword */
     int64_t variadic;           /* the kernel has *args */
     int64_t names;              /* PyObject *[parameter_count], interned */
-    int64_t guard_offset;       /* bytes from a type's first fx_guard to the one for this kernel's options */
+    int64_t allows;             /* ALLOWS_*: which tensors the kernel takes, although they are odd */
     int64_t omitted;            /* PyObject *, what stands for an output that is omitted */
     int64_t name;               /* PyObject *, the kernel's qualified name */
     int64_t returns_type;       /* PyTypeObject * of the tensors that arrays in a result become; 0: see returns_position */
@@ -241,40 +245,6 @@ typedef struct {
     int64_t arguments;          /* PyObject *, what owns all this */
     int64_t refuse_name;        /* PyObject *, name of the method for calls with arguments */
 } fx_bound;
-
-/* A kernel as an operator of PyTorch. */
-typedef struct {
-    int64_t kernel;             /* PyObject *, the kernel: it makes the calls with plain tensors */
-    int64_t slow_name;          /* PyObject *, name of the method that makes other calls, by PyTorch's dispatcher */
-    int64_t count;              /* how many arguments there are, without the outputs */
-    int64_t names;              /* PyObject *[count], interned */
-    int64_t kinds;              /* int64_t[count], the schema_type of what the kernel may get for the argument, as bits */
-    int64_t tensor_type, parameter_type;        /* PyTypeObject *, torch.Tensor and torch.nn.Parameter */
-    int64_t mutated;            /* int64_t[mutated_count], positions of the arguments that the kernel writes to */
-    int64_t mutated_count;
-    int64_t function;           /* PyObject *, makes calls that autograd alone has to see; 0: PyTorch's dispatcher does */
-    int64_t rows;               /* int64_t[2 * row_count], words of its dispatch table: an address, and what has to be there */
-    int64_t row_count;
-} fx_operator;
-
-/* A kernel as PyTorch's dispatcher calls it. */
-typedef struct {
-    int64_t kernel;             /* PyObject * */
-    int64_t owner;              /* PyObject *, makes calls that native code does not, and takes note of exceptions */
-    int64_t make_name, note_name;       /* PyObject *, names of its methods for these */
-    int64_t tensor_type;        /* PyTypeObject *, torch.Tensor */
-    int64_t count;              /* how many arguments there are, without the outputs */
-    int64_t kinds;              /* int64_t[count], BOXED_* */
-    int64_t mutated, mutated_count;     /* as of an fx_operator */
-    int64_t output_count;
-    int64_t dtypes;             /* int64_t[output_count], PyTorch's number, or ~position of the tensor that has it, or PROMOTED */
-    int64_t promoted;           /* int64_t[64][64], PyTorch's number of the type to which two are promoted; -1: none */
-    int64_t empty_strided;      /* PyTorch's C ABI: int (*)(ndim, sizes, strides, dtype, device type, index, at::Tensor **) */
-    int64_t delete_tensor;      /* int (*)(at::Tensor *) */
-    int64_t delete_value;       /* releases the memory that holds the value of an optional argument */
-    int64_t reinterpret;        /* int (*)(at::Tensor *, ndim, sizes, strides, offset, at::Tensor **): of the same storage */
-    int64_t release_kept;       /* NRT destructor: drops what owns the memory of an array that the kernel has kept */
-} fx_boxed;
 """
 
 # What a leaf is, in its key.
@@ -299,6 +269,8 @@ FORM_OTHER = 7  # only it can read it, or refuse it
 FORM_OMITTED = 8
 
 EXPORTS_NEVER, EXPORTS_IF_OWNING, EXPORTS_ALWAYS = 0, 1, 2
+ALLOWS_GRAD = 1  # tensors that require grad are not odd
+ALLOWS_BITS = 2  # integers of less than a byte, stored one in a byte, are not odd
 SCHEMA_TYPES = "Tensor", "Tensor[]", "float", "SymInt", "bool", "None"
 SCHEMA_TENSOR, SCHEMA_TENSORS, SCHEMA_INT, SCHEMA_NONE = (
     1 << SCHEMA_TYPES.index(name) for name in ("Tensor", "Tensor[]", "SymInt", "None")
@@ -351,9 +323,6 @@ STATUS_MISALIGNED = 40  # elements are not where a device can read them
 # Of an fx_export: whether the tensor's memory is read, while its storage is held, or a managed tensor has to own it.
 UNDECIDED, HOLDS_STORAGE, NEEDS_MANAGED = 0, 1, 2
 
-# Of an argument that PyTorch's dispatcher gives.
-BOXED_TENSOR, BOXED_INT, BOXED_FLOAT, BOXED_BOOL, BOXED_OPTIONAL = 0, 1, 2, 3, 4  # the last: a tensor, or None
-
 MAX_NDIM = dltensor.MAX_NDIM
 MAX_CACHED = 8  # entries of an inline cache
 SITES = 256  # a power of 2
@@ -364,11 +333,9 @@ MAX_DEVICES = 64
 STRING_WORDS = 7  # Numba's string struct and the memory block: see `arguments.strings`
 ARRAY_HEAD_WORDS = 5  # Numba's array struct: meminfo, parent, number of items, item size, data; then shape, strides
 
-GUARD_SIZE = sizeof("fx_guard")
 ENTRY_KIND, ENTRY_DEVICE_KIND = offset_of("fx_entry", "kind"), offset_of("fx_entry", "device_kind")
 entry_at = struct_at("fx_entry")
 kind_at = struct_at("fx_kind")
-guard_at = struct_at("fx_guard")
 runtime_at = struct_at("fx_runtime")
 ROW_SIZE = sizeof("fx_row")
 row_at = struct_at("fx_row")
@@ -381,8 +348,6 @@ list_at = struct_at("fx_list")
 frame_at = struct_at("fx_frame")
 report_at = struct_at("fx_report")
 bound_at = struct_at("fx_bound")
-operator_at = struct_at("fx_operator")
-boxed_at = struct_at("fx_boxed")
 
 
 @native

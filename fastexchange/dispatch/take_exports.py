@@ -9,9 +9,9 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import CPU
-from ..ground.native import load, stack, store
+from ..ground.native import call_word, load, stack, store
 from . import structs
-from .exports import NATIVELY, STORAGES, TURNS, begin_export, has_turn, is_exported, take_turn
+from .exports import HOLDING, NATIVELY, TURNS, begin_export, has_turn, is_exported
 from .frame import EXPORT_BYTES
 from .lists import may_hold_arrays, take_snapshot
 from .read_arguments import note_stop
@@ -81,10 +81,11 @@ def export_managed(context_address, frame_address, args, nargs, flags):
                     if export.object != ob:
                         status = structs.STATUS_CHANGED
                         break
-                    if has_turn(entry, turn):
-                        status = take_turn(context, entry, export, turn, flags)
-                        exported += turn != STORAGES
-                    is_waiting |= has_turn(entry, NATIVELY)
+                    if has_turn(context, entry, turn):
+                        address = frame.exports + EXPORT_BYTES * (made - 1)
+                        status = call_word(runtime.take_turn, (context_address, at, address, turn, flags))
+                        exported += turn != HOLDING
+                    is_waiting |= has_turn(context, entry, NATIVELY)
             elif kind.form == structs.FORM_TUPLE:
                 if depth == structs.MAX_TUPLE_DEPTH:
                     status = structs.STATUS_NUMBA

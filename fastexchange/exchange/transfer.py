@@ -6,7 +6,6 @@ method.
 
 from numba import types
 
-from ..arguments.tensors import is_writeable
 from ..dispatch import structs
 from ..dispatch.python_calls import call_method
 from ..dispatch.type_table import find
@@ -21,13 +20,10 @@ from ..ground.dltensor import (
     SOUND,
     delete_managed,
     dl_tensor_at,
-    end_of,
     examine_memory,
-    is_empty,
     managed_at,
 )  # fmt: skip
-from ..ground.native import call_int, global_address, load, native, stack, store, struct_at
-from ..torch.guard import is_odd, is_short
+from ..ground.native import call_int, call_word, global_address, load, native, stack, store, struct_at
 
 CDEF = """
 /* The context of from_dlpack or convert. */
@@ -80,6 +76,13 @@ def runs_backwards(tensor):
 
 
 @native
+def is_odd(entry, ob, tensor):
+    """What the kind of an object's type says of it: see ``Kind.is_odd``."""
+    function = structs.kind_at(structs.entry_at(entry).kind).is_odd
+    return function != 0 and call_word(function, (entry, ob, tensor)) != 0
+
+
+@native
 def transfer(state, ob, to):
     """Make a tensor of the type at `to` that shares memory with `ob`.
 
@@ -92,14 +95,9 @@ def transfer(state, ob, to):
         return 0, False
     to_object = structs.entry_at(target).to_object
     takes_all = structs.entry_at(target).takes_all
-    if (
-        structs.entry_at(target).guard == 0
-        and structs.kind_at(structs.entry_at(target).kind).form != structs.FORM_ARRAY
-    ):
+    if to_object == 0 or structs.kind_at(structs.entry_at(target).kind).makes_tensors == 0:
         return 0, False  # another function may have consumed the export before it failed: only Python can tell
-    guard = structs.entry_at(source).guard
-    is_own_memory = structs.entry_at(source).is_own_memory != 0
-    if to_object == 0 or is_odd(guard, ob):
+    if is_odd(source, ob, 0):
         return 0, False
     out = stack(1)
     store(out, 0)
@@ -110,7 +108,7 @@ def transfer(state, ob, to):
     if managed.version.major != 1:  # of other versions only the deleter's place is known
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
-    is_mutable = is_writeable(managed.flags, guard)
+    is_mutable = managed.flags & READONLY == 0
     managed.flags &= ~(READONLY | READONLY_IS_ASSUMED)
     if not is_mutable:
         managed.flags |= READONLY
@@ -122,10 +120,7 @@ def transfer(state, ob, to):
     ):
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
-    if is_odd(guard, ob):  # a mode's Python code may have changed it during the export
-        delete_managed(export)
-        return 0, False
-    if guard != 0 and not is_empty(tensor) and is_short(guard, ob, end_of(tensor) if is_own_memory else 0):
+    if is_odd(source, ob, export + DL_TENSOR):  # Python code may have changed it during the export
         delete_managed(export)
         return 0, False
     made = stack(1)

@@ -4,7 +4,7 @@ from ..arguments import dunder
 from ..arguments.others import advice_for
 from ..arguments.tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
 from ..ground.safe_repr import type_name
-from ..torch import checks
+from ..producers.framework import PLAIN, framework_of
 from .export import exporter_of
 
 MAX_WRAPPERS = 8
@@ -13,10 +13,10 @@ MAX_WRAPPERS = 8
 
 def resolve(wrapper):
     """Return (the wrapped tensor, the address of the function that exports it), or None to use the wrapper's ``__dlpack__``."""
-    if checks.is_tensor_type(type(wrapper)):
-        checks.check_kind(wrapper)
-        checks.check_storage(wrapper)
-        return (wrapper.detach(), dunder.managed_tensor_from_py_object_no_sync.address) if wrapper.requires_grad else None
+    framework = framework_of(wrapper)
+    if framework is not PLAIN:
+        tensor = framework.exported_as(wrapper)
+        return None if tensor is wrapper else (tensor, dunder.managed_tensor_from_py_object_no_sync.address)
     found = _innermost(wrapper)
     if found is None and (advice := advice_for(wrapper)):
         raise TypeError(advice)

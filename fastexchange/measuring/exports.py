@@ -23,8 +23,7 @@ from ..ground.cfunction import cfunction
 from ..ground.dlpack import VERSION
 from ..ground.dltensor import DL_TENSOR_WORDS, delete_managed
 from ..ground.native import address_of, call_int, load, native, sizeof, stack, store
-from ..torch import offsets
-from ..torch.tensor_kind import TENSOR
+from ..producers.framework import framework_of
 from .timing import Statement
 
 __all__ = ["statements_of"]
@@ -93,11 +92,9 @@ def _leaf(tensor, needs_owning_exports: bool) -> "_Leaf | None":
     if fields["kind"].form == structs.FORM_BUFFER:
         return _Leaf(_BUFFER, tensor, 0)
     function = fields.get("managed", 0)
-    if function == forwarded.managed_tensor_from_py_object_no_sync.address:  # the producer is the wrapped tensor
-        found = wrappers.resolve(tensor)
+    if fields["kind"].path == DUNDER.path or function == forwarded.managed_tensor_from_py_object_no_sync.address:
+        found = wrappers.resolve(tensor)  # the producer may be another tensor
         return _Leaf(_OWN, *found) if found else None
-    if fields["kind"] is DUNDER:
-        return None
     if fields["kind"].exports == structs.EXPORTS_IF_OWNING and not needs_owning_exports and fields.get("borrow"):
         return _Leaf(_BORROW, tensor, fields["borrow"])
     return _Leaf(_OWN, tensor, function)
@@ -105,10 +102,9 @@ def _leaf(tensor, needs_owning_exports: bool) -> "_Leaf | None":
 
 def _is_exported(value, is_read: bool) -> bool:
     """Whether a producer exports `value`. NumPy arrays are read in place, and so are PyTorch's tensors if `is_read`."""
-    kind = fields_of(type(value))["kind"]
-    if kind is TENSOR and is_read:
-        return not (offsets.guard().knows_views and value.device.type == "cpu" and offsets.guard().reads(value))
-    return kind.exports != structs.EXPORTS_NEVER
+    if is_read and framework_of(value).is_read_in_memory(value):
+        return False
+    return fields_of(type(value))["kind"].exports != structs.EXPORTS_NEVER
 
 
 def _dunder_statement(tensors: list) -> Statement:

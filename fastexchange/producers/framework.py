@@ -1,8 +1,11 @@
 """What a framework's tensors have besides what DLPack says of them: :class:`Framework`, and how the others find it."""
 
+import importlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["PLAIN", "Framework", "framework_of", "framework_of_type", "frameworks_see", "register_framework"]
+__all__ = ["PLAIN", "Framework", "framework_of", "framework_of_type", "framework_that_sees", "frameworks"]
 
 
 class Framework:
@@ -45,6 +48,14 @@ class Framework:
         """The expressions that convert a tensor to the dtype `wider`."""
         return f".astype({wider!r})"
 
+    def is_read_in_memory(self, tensor) -> bool:
+        """Whether native code reads a tensor in memory, by no function of the framework."""
+        return False
+
+    def exported_as(self, tensor):
+        """The tensor whose ``__dlpack__`` exports the memory of `tensor`, which has no usable exchange table."""
+        return tensor
+
     def detached(self, tensor):
         """A tensor that shows the same memory, and that no other code can change."""
         return tensor
@@ -84,19 +95,36 @@ class Framework:
         return ""
 
 
+    def know(self, kernel) -> None:
+        """Take note of a kernel whose options say what it returns, or what it writes to."""
+
+    def call(self, kernel, bound: tuple):
+        """Make a call that the framework sees, with arguments in parameter order. NotImplemented if it cannot be made so."""
+        return NotImplemented
+
+    def called(self, kernel, bound: tuple) -> str:
+        """How :meth:`call` makes a call, for ``explain``; "" if it does not. Prepares it, as the call does."""
+        return ""
+
+
 PLAIN = Framework()
-_frameworks: list[Framework] = []
+_MODULES = {"torch": "torch.checks"}
+"""By a framework's module, that of this package with its ``FRAMEWORK``. It is imported once there is the framework's."""
+_loaded: dict[str, Framework] = {}
 
 
-def register_framework(framework: Framework) -> Framework:
-    """Let :func:`framework_of` find a framework."""
-    _frameworks.append(framework)
-    return framework
+def frameworks() -> Iterator[Framework]:
+    """The frameworks that the program has imported."""
+    for name, module in _MODULES.items():
+        if name in sys.modules:
+            if name not in _loaded:
+                _loaded[name] = importlib.import_module(f"{__package__.rpartition('.')[0]}.{module}").FRAMEWORK
+            yield _loaded[name]
 
 
-def frameworks_see(values: list, are_declared: bool) -> bool:
-    """Whether a framework has to see a call: :meth:`Framework.sees_calls`."""
-    return any(framework.sees_calls(values, are_declared) for framework in _frameworks)
+def framework_that_sees(values: list, are_declared: bool) -> Framework | None:
+    """The framework that has to see a call, if any: :meth:`Framework.sees_calls`."""
+    return next((framework for framework in frameworks() if framework.sees_calls(values, are_declared)), None)
 
 
 def framework_of(value: Any) -> Framework:
@@ -106,7 +134,4 @@ def framework_of(value: Any) -> Framework:
 
 def framework_of_type(cls: type) -> Framework:
     """The framework of a type of tensors, or :data:`PLAIN`."""
-    for framework in _frameworks:
-        if framework.is_tensor_type(cls):
-            return framework
-    return PLAIN
+    return next((framework for framework in frameworks() if framework.is_tensor_type(cls)), PLAIN)

@@ -193,8 +193,10 @@ def _call(kernel, values: list):
 
 def _by_operator(kernel, values: list):
     """Make a call by the operator that a kernel registers itself. Returns NotImplemented if it has none."""
-    call = getattr(kernel, "_call_by_operator", None)  # an operator has none
-    return NotImplemented if call is None else call(kernel._parameters.bind(*values))
+    from .tracing import call_symbolic
+
+    is_operator = not hasattr(kernel, "_call_seen")
+    return NotImplemented if is_operator else call_symbolic(kernel, kernel._parameters.bind(*values))
 
 
 def _refuse_second(kernel, values: list, error: BufferError) -> None:

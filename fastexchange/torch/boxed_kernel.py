@@ -40,13 +40,37 @@ from ..ground.cfunction import CodeUnit, cfunction, code_cache
 from ..ground.cpython import KERNEL_CONTEXT
 from ..ground.disk_cache import claiming
 from ..ground.dltensor import MAX_NDIM
-from ..ground.native import call_int, call_word, float_of, global_address, larger, load, native, stack, store
+from ..ground.native import call_int, call_word, float_of, global_address, larger, load, native, stack, store, struct_at
 from ..ground.numba_code import RUNS_PYTHON
 from ..ground.numba_internals import global_compiler_lock, target_context_with_references
 from ..ground.shape_program import MAX_NUMBER, MAX_VARIABLES
-from .guard import guard_of, is_in_memory, is_odd_by, number_in_memory, rank_in_memory, view_in_memory
+from .guard import guard_at, guard_of, is_in_memory, is_odd_by, number_in_memory, rank_in_memory, view_in_memory
 from .modes import count_write, has_counter
 
+CDEF = """
+/* A kernel as PyTorch's dispatcher calls it. */
+typedef struct {
+    int64_t kernel;             /* PyObject * */
+    int64_t owner;              /* PyObject *, makes calls that native code does not, and takes note of exceptions */
+    int64_t make_name, note_name;       /* PyObject *, names of its methods for these */
+    int64_t tensor_type;        /* PyTypeObject *, torch.Tensor */
+    int64_t count;              /* how many arguments there are, without the outputs */
+    int64_t kinds;              /* int64_t[count], BOXED_* */
+    int64_t mutated, mutated_count;     /* as of an fx_operator */
+    int64_t output_count;
+    int64_t dtypes;             /* int64_t[output_count], PyTorch's number, or ~position of the tensor that has it, or PROMOTED */
+    int64_t promoted;           /* int64_t[64][64], PyTorch's number of the type to which two are promoted; -1: none */
+    int64_t empty_strided;      /* PyTorch's C ABI: int (*)(ndim, sizes, strides, dtype, device type, index, at::Tensor **) */
+    int64_t delete_tensor;      /* int (*)(at::Tensor *) */
+    int64_t delete_value;       /* releases the memory that holds the value of an optional argument */
+    int64_t reinterpret;        /* int (*)(at::Tensor *, ndim, sizes, strides, offset, at::Tensor **): of the same storage */
+    int64_t release_kept;       /* NRT destructor: drops what owns the memory of an array that the kernel has kept */
+} fx_boxed;
+"""
+
+boxed_at = struct_at("fx_boxed")
+# Of an argument that PyTorch's dispatcher gives; the last: a tensor, or None.
+BOXED_TENSOR, BOXED_INT, BOXED_FLOAT, BOXED_BOOL, BOXED_OPTIONAL = range(5)
 MAX_ARGUMENTS = 16  # with the outputs
 STAND_IN_WORDS = 8
 STAND_INS_WORDS = MAX_ARGUMENTS * STAND_IN_WORDS
@@ -58,7 +82,7 @@ MADE, FAILED, LEFT = 0, 1, 2
 @native
 def is_tensor_kind(kind):
     """Whether a BOXED_* is that of an argument that may be a tensor. The word of None is 0, once :func:`unwrap` has run."""
-    return kind == structs.BOXED_TENSOR or kind == structs.BOXED_OPTIONAL
+    return kind in (BOXED_TENSOR, BOXED_OPTIONAL)
 
 
 @native
@@ -66,7 +90,7 @@ def unwrap(boxed, words):
     """Replace the words of optional arguments, which point to the values, by these."""
     for i in range(boxed.count):
         at = load(words + 8 * i)
-        if load(boxed.kinds + 8 * i) == structs.BOXED_OPTIONAL and at != 0:
+        if load(boxed.kinds + 8 * i) == BOXED_OPTIONAL and at != 0:
             store(words + 8 * i, load(at))
             call_int(boxed.delete_value, (at,))
 
@@ -155,7 +179,7 @@ def make_arguments(boxed, context, runtime, words, given, stand_ins):
         store(given + 8 * i, 0)
     if entry == 0 or structs.entry_at(entry).guard == 0:
         return False
-    guard = structs.guard_at(guard_of(context, structs.entry_at(entry)))
+    guard = guard_at(guard_of(context, structs.entry_at(entry)))
     if guard.asks != 0 or guard.object > 8 * (STAND_IN_WORDS - 1):
         return False
     address = guard_of(context, structs.entry_at(entry))
@@ -168,9 +192,9 @@ def make_arguments(boxed, context, runtime, words, given, stand_ins):
             is_right = is_right and not is_odd_by(guard, address, ob) and is_in_memory(guard, ob)
         elif is_tensor_kind(kind):
             ob = global_address("_Py_NoneStruct")
-        elif kind == structs.BOXED_INT:
+        elif kind == BOXED_INT:
             ob = c.PyLong_FromSsize_t(word)
-        elif kind == structs.BOXED_FLOAT:
+        elif kind == BOXED_FLOAT:
             ob = c.PyFloat_FromDouble(float_of(word, 64))
         else:
             ob = global_address("_Py_TrueStruct") if word & 0xFF != 0 else global_address("_Py_FalseStruct")
@@ -273,7 +297,7 @@ def make_call(boxed, words):
     outputs = -1
     if make_arguments(boxed, context, runtime, words, given, stand_ins):
         outputs = 0
-        guard = structs.guard_at(guard_of(context, structs.entry_at(find(runtime, boxed.tensor_type))))
+        guard = guard_at(guard_of(context, structs.entry_at(find(runtime, boxed.tensor_type))))
         if boxed.output_count != 0:
             outputs = allocate(boxed, context, guard, words, given, made)
         for i in range(outputs):
@@ -340,7 +364,7 @@ def call_boxed(boxed_address, words, message):
     GIL: any; taken here, because kernels' tables are read.
     Owns: takes the tensors of the arguments; the caller owns those of the results.
     """
-    boxed = structs.boxed_at(boxed_address)
+    boxed = boxed_at(boxed_address)
     state = c.PyGILState_Ensure()
     unwrap(boxed, words)
     outcome = make_call(boxed, words)

@@ -12,13 +12,22 @@ from types import BuiltinFunctionType
 from typing import Any
 
 from .._abi import ffi
-from ..dispatch import structs
 from ..dispatch.outputs import PROMOTED
 from ..ground.native import address_of
 from ..ground.once import for_ever, once
 from ..ground.promotion import NONE, promote
 from ..ground.safe_repr import type_name
-from .boxed_kernel import MAX_ARGUMENTS, TORCH_NUMBERS, boxed_function, release_kept
+from .boxed_kernel import (
+    BOXED_BOOL,
+    BOXED_FLOAT,
+    BOXED_INT,
+    BOXED_OPTIONAL,
+    BOXED_TENSOR,
+    MAX_ARGUMENTS,
+    TORCH_NUMBERS,
+    boxed_function,
+    release_kept,
+)
 from .modes import why_no_counts
 from .offsets import c_function, guard
 from .schema import Argument, Schema
@@ -26,7 +35,7 @@ from .schema import Argument, Schema
 __all__ = ["BoxedKernel", "call_overload", "count_writes", "result_refused", "why_by_python"]
 
 _KINDS = {
-    "Tensor": structs.BOXED_TENSOR, "SymInt": structs.BOXED_INT, "float": structs.BOXED_FLOAT, "bool": structs.BOXED_BOOL
+    "Tensor": BOXED_TENSOR, "SymInt": BOXED_INT, "float": BOXED_FLOAT, "bool": BOXED_BOOL
 }  # fmt: skip
 _THROW = "_ZN3c106detail14torchCheckFailEPKcS2_jS2_"
 _FUNCTIONS = (
@@ -59,7 +68,7 @@ def why_by_python() -> str:
 
 
 def _kind_of(argument: Argument) -> int:
-    return structs.BOXED_OPTIONAL if argument.is_optional else _KINDS[argument.type]
+    return BOXED_OPTIONAL if argument.is_optional else _KINDS[argument.type]
 
 
 def _elements() -> list[int]:
@@ -157,7 +166,7 @@ class BoxedKernel:
         stack = (ctypes.c_int64 * max(len(self._kinds), self._schema.outputs, 1)).from_address(words)
         try:
             given: list[Any] = list(stack[: len(self._kinds)])
-            can_be_tensors = structs.BOXED_TENSOR, structs.BOXED_OPTIONAL
+            can_be_tensors = BOXED_TENSOR, BOXED_OPTIONAL
             given = [None if kind in can_be_tensors and not word else word for word, kind in zip(given, self._kinds, strict=True)]
             at = [i for i, kind in enumerate(self._kinds) if kind in can_be_tensors and given[i] is not None]
             # Not alloc_tensor_by_stealing_from_void_ptr: PyTorch 2.13's leaks the handle.
@@ -165,9 +174,9 @@ class BoxedKernel:
             for i, tensor in zip(at, owned, strict=True):
                 given[i] = tensor
             for i, kind in enumerate(self._kinds):
-                if kind == structs.BOXED_FLOAT:
+                if kind == BOXED_FLOAT:
                     given[i] = ctypes.c_double.from_buffer(ctypes.c_int64(given[i])).value
-                elif kind == structs.BOXED_BOOL:
+                elif kind == BOXED_BOOL:
                     given[i] = bool(given[i] & 0xFF)
             positional = [value for value, each in zip(given, self._schema.arguments, strict=True) if not each.is_keyword_only]
             named = {each.name: value for value, each in zip(given, self._schema.arguments, strict=True) if each.is_keyword_only}

@@ -15,6 +15,7 @@ from numba import types
 
 from .._abi import ffi
 from ..arguments import dunder, forwarded
+from ..dispatch.structs import ALLOWS_GRAD
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.dltensor import (
@@ -36,10 +37,10 @@ from ..ground.pythonapi import PyCapsule_GetPointer
 from ..producers.python_side import python_side
 from . import checks
 from .guard import is_odd, is_short
-from .offsets import GRAD_ALLOWED, guard
+from .offsets import guard
 from .queries import is_yes
 
-__all__ = ["is_usable", "managed_tensor_from_py_object_no_sync"]
+__all__ = ["forwarded_managed_tensor", "is_usable", "managed_tensor_from_py_object_no_sync"]
 
 python_items = python_side("fastexchange.torch.capsule")
 
@@ -72,16 +73,27 @@ def export(py_object, out):
     return forwarded.export(py_object, out)
 
 
-@cfunction(types.int32, types.intp, types.intp)
-def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Store an owning export of the tensor `py_object` at `out`. It is mutable, as all PyTorch tensors are.
-
-    Returns: 0, or -1 with an exception set. Raises: the exceptions of ``__dlpack__``. GIL: held; may run Python code.
-    """
-    failed = export(py_object, out)
+@native
+def as_mutable(failed, out):
+    """Let the export at `out` be mutable, as all PyTorch tensors are, unless its producer says more. Returns `failed`."""
     if failed == 0 and managed_at(load(out)).flags & READONLY_IS_ASSUMED != 0:
         managed_at(load(out)).flags &= ~(READONLY | READONLY_IS_ASSUMED)
     return failed
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_from_py_object_no_sync(py_object, out):
+    """Store an owning export of the tensor `py_object` at `out`.
+
+    Returns: 0, or -1 with an exception set. Raises: the exceptions of ``__dlpack__``. GIL: held; may run Python code.
+    """
+    return as_mutable(export(py_object, out), out)
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def forwarded_managed_tensor(py_object, out):
+    """:data:`managed_tensor_from_py_object_no_sync` by ``__dlpack__`` of the tensor, or of the detached one."""
+    return as_mutable(forwarded.export(py_object, out), out)
 
 
 # ---- in Python -----------------------------------------------------------------------------------------------------
@@ -128,4 +140,4 @@ def __getattr__(name):
     """``PYTHON_SIDE``: the Python objects that native code needs, made on first access."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return address_of(guard().native + GRAD_ALLOWED), *_functions()
+    return address_of(guard().native + ALLOWS_GRAD), *_functions()

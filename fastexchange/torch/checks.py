@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from ..ground.dlpack import VERSION
-from ..producers.framework import Framework, register_framework
+from ..producers.framework import Framework
 from . import modes
 from .odd_tensors import has_tangent, is_dispatch_mode_active, is_symbolic, private, why_no_memory, without_subclasses
 from .offsets import dtypes_not_exported, guard, is_narrow, keys_of
@@ -194,6 +194,14 @@ class _PyTorch(Framework):
     def conversion(self, wider: str) -> str:
         return f"{'.float() or ' if wider == 'float32' else ''}.to(torch.{wider})"
 
+    def is_read_in_memory(self, tensor) -> bool:
+        return guard().knows_views and tensor.device.type == "cpu" and guard().reads(tensor)
+
+    def exported_as(self, tensor):
+        check_kind(tensor)
+        check_storage(tensor)
+        return tensor.detach() if tensor.requires_grad else tensor
+
     def detached(self, tensor):
         return tensor.detach()
 
@@ -223,8 +231,6 @@ class _PyTorch(Framework):
 
     def sees_calls(self, values: list, are_declared: bool) -> bool:
         """See :class:`Framework`. A mode sees only the calls of kernels that declare their outputs, or what they write to."""
-        if "torch" not in sys.modules:
-            return False
         if are_declared:
             has_tensors = any(map(is_tensor, values))
             if has_tensors or modes.are_expected():
@@ -237,8 +243,24 @@ class _PyTorch(Framework):
         why = modes.why_no_modes()
         return f"native code cannot tell PyTorch's modes: {why}" if why else ""
 
+    def know(self, kernel) -> None:
+        from .tracing import find_by_name
+
+        find_by_name()
+
+    def call(self, kernel, bound: tuple):
+        from .tracing import call_symbolic
+
+        return call_symbolic(kernel, bound)
+
+    def called(self, kernel, bound: tuple) -> str:
+        from .tracing import operator_of
+
+        name = operator_of(kernel, bound)
+        return f"PyTorch sees this call, and makes it by torch.ops.fastexchange.{name}" if name else ""
+
     def numpy_expression(self, tensor) -> str:
         return "{}.detach().numpy()" if tensor.requires_grad else "{}.numpy()"
 
 
-register_framework(_PyTorch())
+FRAMEWORK = _PyTorch()

@@ -6,11 +6,10 @@ views stay valid.
 
 from collections import namedtuple
 
-from ..dispatch import structs
 from ..ground import cpython as c
 from ..ground.dlpack import CPU
 from ..ground.dltensor import View
-from ..ground.native import call_int, load, native, struct_at, unlikely
+from ..ground.native import call_int, load, native, sizeof, struct_at, unlikely
 
 Offsets = namedtuple(
     "Offsets",
@@ -20,6 +19,8 @@ Offsets = namedtuple(
 """Fields of an ``fx_guard`` as compile-time constants."""
 
 OFFSETS = Offsets._fields
+GUARD_SIZE = sizeof("fx_guard")
+guard_at = struct_at("fx_guard")
 queries_at = struct_at("fx_torch_queries")
 _LARGEST = 2**63 - 1
 
@@ -94,13 +95,13 @@ def is_odd_by(offsets, address, ob):
     if offsets.autograd == 0:
         return False
     known = load(implementation + offsets.autograd)
-    return unlikely(known != 0) and is_watched(structs.guard_at(address), known)
+    return unlikely(known != 0) and is_watched(guard_at(address), known)
 
 
 @native
 def requires_grad_only(address, ob):
     """Whether an odd tensor is odd because it requires grad, and for no other reason. False if that is unknown."""
-    guard = structs.guard_at(address)
+    guard = guard_at(address)
     if guard.autograd == 0 or guard.is_grad_enabled == 0 or guard.tangent == 0:
         return False
     return not is_unusual(guard, load(ob + guard.object)) and not is_level_open(guard)
@@ -111,13 +112,13 @@ def is_odd(address, ob):
     """Whether the tensor `ob` is odd by the ``fx_guard`` at `address`; False for address 0."""
     if address == 0:
         return False
-    return is_odd_by(structs.guard_at(address), address, ob)
+    return is_odd_by(guard_at(address), address, ob)
 
 
 @native
 def guard_of(context, entry):
-    """The address of a kernel's ``fx_guard`` for an entry's type; 0: none."""
-    return entry.guard + context.guard_offset if entry.guard != 0 else 0
+    """The address of the ``fx_guard`` for an entry's type and what a kernel allows; 0 for other types than PyTorch's."""
+    return entry.guard + GUARD_SIZE * context.allows if entry.guard != 0 else 0
 
 
 @native
@@ -146,7 +147,7 @@ def is_short_by(offsets, ob, end):
 @native
 def is_short(address, ob, end):
     """:func:`is_short_by` the ``fx_guard`` at `address`; False for address 0."""
-    return address != 0 and is_short_by(structs.guard_at(address), ob, end)
+    return address != 0 and is_short_by(guard_at(address), ob, end)
 
 
 @native
@@ -178,7 +179,7 @@ def number_in_memory(offsets, ob):
 @native
 def field_in_memory(offsets, address, ob):
     """An item of ``elements`` of an ``fx_guard``: the field of a tensor's dtype, and more if it has lanes; 0 if it is unknown."""
-    return load(structs.guard_at(address).elements + 8 * number_in_memory(offsets, ob))
+    return load(guard_at(address).elements + 8 * number_in_memory(offsets, ob))
 
 
 @native
@@ -193,7 +194,7 @@ def device_in_memory(offsets, address, ob):
     device = load(load(ob + offsets.object) + offsets.device) & 0xFFFF
     if device & 0xFF == 0:
         return CPU
-    cuda = structs.guard_at(address).cuda
+    cuda = guard_at(address).cuda
     return device & 0xFF00 | cuda if device & 0xFF == 1 and cuda != 0 else 0
 
 

@@ -15,6 +15,8 @@ import llvmlite.binding
 from numba import types
 
 from .._abi import ffi
+from ..dispatch.runtime import runtime
+from ..ground.cfunction import cfunction
 from ..ground.native import address_of, atomic_add, call_int, call_word, global_address, load, native, struct_at
 from ..ground.once import for_ever, once
 from ..ground.passing import reraise_passing
@@ -67,6 +69,12 @@ def is_mode_active(heeds_functions):
     return heeds_functions and call_word(modes.function_modes, ()) != 0
 
 
+@cfunction(types.intp)
+def sees_calls():
+    """``fx_runtime.sees_calls``."""
+    return types.intp(is_mode_active(False))
+
+
 @native
 def has_counter(ob):
     """Whether the PyTorch tensor `ob` has a version counter, and it is known where."""
@@ -96,6 +104,12 @@ _STACK_LENGTH = "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"
 def expect_modes() -> None:
     """Let native code take a mode for active until :func:`why_no_modes` has been asked: PyTorch's tensors are met."""
     _state.is_unknown = 1
+    _let_see_calls()
+
+
+def _let_see_calls() -> None:
+    if runtime().is_native:
+        runtime().add(sees_calls)
 
 
 def are_expected() -> bool:
@@ -106,6 +120,7 @@ def are_expected() -> bool:
 @once
 def why_no_modes() -> str:
     """Why native code cannot tell if a mode is active; "" if it can. Imports PyTorch."""
+    _let_see_calls()
     try:
         found = alone(_find_functions)
     except Exception as error:  # a PyTorch with other private names

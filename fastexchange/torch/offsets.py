@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .._abi import ffi
+from ..dispatch.structs import ALLOWS_BITS, ALLOWS_GRAD
 from ..ground.cpython import function_of
 from ..ground.dlpack import DLDeviceType
 from ..ground.native import address_of
@@ -27,8 +28,6 @@ from . import samples
 from .storages import forbid_resizing_of, without_modes
 
 __all__ = [
-    "BITS_ALLOWED",
-    "GRAD_ALLOWED",
     "GUARDS",
     "Guard",
     "dtypes_not_exported",
@@ -73,7 +72,8 @@ typedef struct {
     int64_t queries;            /* fx_torch_queries *, 0 if one of them is missing */
     int64_t asks;               /* whether the framework is asked instead, because an offset is unknown */
     int64_t asks_autograd;      /* whether it is also asked about autograd */
-} fx_guard;             /* an array of GUARDS; an index has the *_ALLOWED bits of what its guard allows */
+    int64_t read_shown, check_tensor;   /* of `tensor_kind` */
+} fx_guard;             /* an array of GUARDS; by the ALLOWS_* of a kernel */
 
 /* Functions that answer for a framework: PyObject *(PyObject *self, void *NULL), unless another type is given. */
 typedef struct {
@@ -87,9 +87,6 @@ typedef struct {
 } fx_torch_queries;
 """
 
-# Bits of a guard's index:
-GRAD_ALLOWED = 1  # tensors that require grad are not odd
-BITS_ALLOWED = 2  # integers of less than a byte, stored one in a byte, are not odd
 GUARDS = 4
 
 _SCANNED_BYTES = 256  # the C++ objects of a tensor and of a view's autograd metadata are larger
@@ -125,9 +122,9 @@ class Guard:
             self._set(asks=self.native.queries != 0, asks_autograd=1)
         for number in range(1, GUARDS):
             self._guards[number] = self.native[0]
-            if number & GRAD_ALLOWED:
+            if number & ALLOWS_GRAD:
                 self._guards[number].autograd = self._guards[number].asks_autograd = 0
-            if number & BITS_ALLOWED:
+            if number & ALLOWS_BITS:
                 self._guards[number].odd_types = self._not_exported
 
     @property
@@ -147,6 +144,13 @@ class Guard:
         if not self.knows_all and getattr(cls, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:
             return address_of(self._checking)  # a tensor with __torch_dispatch__ may answer for another tensor: Python checks it
         return address_of(self.native)
+
+    def add(self, *functions) -> None:
+        """Put the addresses of C functions into the fields of their names."""
+        for function in functions:
+            for number in range(GUARDS):
+                for guards in (self._guards, self._checking):
+                    setattr(guards[number], function.__name__, function.address)
 
     def _set(self, **fields: int) -> None:
         for name, value in fields.items():

@@ -13,10 +13,28 @@ from ..dispatch.type_table import find
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, KERNEL_CONTEXT, OB_SIZE, Py_TYPE
-from ..ground.native import call_word, cstring, global_address, load, native, stack, store
+from ..ground.native import call_word, cstring, global_address, load, native, stack, store, struct_at
 from .guard import guard_of, is_odd, requires_grad_only
 from .modes import count_write, has_counter, is_mode_active
 
+CDEF = """
+/* A kernel as an operator of PyTorch. */
+typedef struct {
+    int64_t kernel;             /* PyObject *, the kernel: it makes the calls with plain tensors */
+    int64_t slow_name;          /* PyObject *, name of the method that makes other calls, by PyTorch's dispatcher */
+    int64_t count;              /* how many arguments there are, without the outputs */
+    int64_t names;              /* PyObject *[count], interned */
+    int64_t kinds;              /* int64_t[count], the schema_type of what the kernel may get for the argument, as bits */
+    int64_t tensor_type, parameter_type;        /* PyTypeObject *, torch.Tensor and torch.nn.Parameter */
+    int64_t mutated;            /* int64_t[mutated_count], positions of the arguments that the kernel writes to */
+    int64_t mutated_count;
+    int64_t function;           /* PyObject *, makes calls that autograd alone has to see; 0: PyTorch's dispatcher does */
+    int64_t rows;               /* int64_t[2 * row_count], words of its dispatch table: an address, and what has to be there */
+    int64_t row_count;
+} fx_operator;
+"""
+
+operator_at = struct_at("fx_operator")
 KERNEL_VECTORCALL = KERNEL_CONTEXT - (CALLABLE_CONTEXT - c.CALLABLE_VECTORCALL)
 
 
@@ -114,7 +132,7 @@ def vectorcall_operator(callable_, args, nargsf, kwnames):
 
     1. Find out who may make the call. 2. Let others than the kernel make it. 3. Count its writes, for autograd. 4. Call it.
     """
-    operator = structs.operator_at(load(callable_ + CALLABLE_CONTEXT))
+    operator = operator_at(load(callable_ + CALLABLE_CONTEXT))
     context = structs.context_at(load(operator.kernel + KERNEL_CONTEXT))
     runtime = structs.runtime_at(context.runtime)
     nargs = nargsf & c.NARGS_MASK

@@ -6,32 +6,53 @@ from typing import Any
 from numba import types
 
 from .._abi import ffi
-from ..arguments import dunder, forwarded
+from ..arguments.dunder import DUNDER
 from ..arguments.kind import MEANINGS, OTHER, Discovery, Kind, reader
 from ..arguments.tables import EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type, own_table
-from ..arguments.tensors import EXPORTED, MEANING, PATH, borrowed_shape, functions_of, note_device, read_tensor
+from ..arguments.tensors import (
+    MEANING,
+    PATH,
+    borrowed_shape,
+    find_tensor,
+    functions_of,
+    if_odd,
+    note_device,
+    pack_found,
+)
 from ..dispatch import structs
+from ..dispatch.exports import HOLDING, NATIVELY
 from ..dispatch.frame import ARRAY_BYTES, EXPORT_BYTES
-from ..dispatch.pack import end_of_array, flags_in_order, misaligned_bits, pack_contiguous, pack_scattered, pack_tensor
-from ..dispatch.reading import DRY_RUN, has_no_room, note_array, runtime_of
+from ..dispatch.pack import (
+    end_of_array,
+    flags_in_order,
+    keep_tensor,
+    misaligned_bits,
+    pack_contiguous,
+    pack_scattered,
+    pack_tensor,
+)
+from ..dispatch.reading import DRY_RUN, FLAG_ASKED, has_no_room, note_array
 from ..dispatch.rows import SCRATCH, frequent, go_on, is_of_type, leave
 from ..dispatch.runtime import runtime
+from ..ground import cpython as c
 from ..ground.cfunction import CFunction, Library, cfunction
 from ..ground.dlpack import CPU
-from ..ground.dltensor import MAX_NDIM
-from ..ground.native import as_words, call_word, load, native, put, store, unlikely
-from . import capsule, checks, modes, offsets
+from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM
+from ..ground.native import as_words, call_word, load, native, put, stack, store, unlikely
+from . import capsule, checks, exports, modes, offsets
 from .guard import (
     OFFSETS,
     Offsets,
     device_in_memory,
     field_in_memory,
+    guard_at,
     guard_of,
     is_in_memory,
     is_odd,
     is_odd_by,
     is_of,
     is_on_cpu,
+    is_short,
     is_short_by,
     is_surely_unwatched,
     is_watched,
@@ -40,21 +61,21 @@ from .guard import (
     shape_in_memory,
     view_in_memory,
 )
-from .queries import is_movable
+from .queries import is_beyond, is_movable
 
 ITEMSIZE_SHIFT, ITEMSIZE_MASK = structs.DTYPE_SHIFT + 11, 31  # of the key of a tensor that is read in memory
 
 
 @native
 def read_in_memory(ob, entry, frame_address, word, array, origin):
-    """A PyTorch tensor, read in its memory; no foreign code runs. Returns its key, or 0 if :data:`read_tensor` has to decide.
+    """A PyTorch tensor, read in its memory; no foreign code runs. Returns its key, or 0 if :data:`read_shown` has to decide.
 
     That is so where memory is no source, or tells too little, and for every tensor that is odd, unsound or to be refused.
     """
     frame = structs.frame_at(frame_address)
     context = structs.context_at(frame.context)
     guard = guard_of(context, structs.entry_at(entry))
-    offsets = structs.guard_at(guard)
+    offsets = guard_at(guard)
     if guard == 0 or is_odd_by(offsets, guard, ob) or not is_in_memory(offsets, ob):
         return 0
     field = field_in_memory(offsets, guard, ob)
@@ -95,7 +116,7 @@ def read_held(ob, entry, frame_address, word, array):
     export = structs.export_at(frame.exports + EXPORT_BYTES * frame.exports_used)
     if frame.exports_used == frame.export_count or export.state != structs.HOLDS_STORAGE or export.object != ob:
         return 0
-    guard = structs.guard_at(guard_of(structs.context_at(frame.context), structs.entry_at(entry)))
+    guard = guard_at(guard_of(structs.context_at(frame.context), structs.entry_at(entry)))
     if is_of(guard, export.storage, ob) and (frame.flags & DRY_RUN != 0 or not is_movable(guard, export.storage)):
         key = read_in_memory(ob, entry, frame_address, word, array, structs.ORIGIN_EXPORT)
         if key != 0:
@@ -106,13 +127,57 @@ def read_held(ob, entry, frame_address, word, array):
 
 
 @reader
+def read_shown(ob, entry, frame_address, word, array):
+    """A tensor by its owning export, or its table: 1. Check that it is not odd. 2. Read it. 3. Check that its memory is there."""
+    frame = structs.frame_at(frame_address)
+    context, known = structs.context_at(frame.context), structs.entry_at(entry)
+    address = guard_of(context, known)
+    guard = guard_at(address)
+    # 1. If PyTorch has to be asked, the guard always says odd.
+    if known.is_own_memory != 0 and guard.asks == 0 and is_odd(address, ob):
+        return -if_odd(frame)
+    # 2. Read it.
+    view = stack(DL_TENSOR_WORDS)
+    status, tensor, flags, origin = find_tensor(frame_address, ob, entry, view)
+    is_export = origin & 3 == structs.ORIGIN_EXPORT
+    if status != structs.STATUS_OK:
+        if status == structs.STATUS_ERROR and not is_export and frame.flags & FLAG_ASKED == 0:
+            c.PyErr_Clear()  # the tensor's own __dlpack__ raises a better error
+            status = structs.STATUS_CHECK
+        return -status
+    key = pack_found(frame, entry, tensor, flags, origin, word, array)
+    words = as_words(word)
+    if key < 0 or words[2] == 0:
+        return key
+    # 3. Check that its memory is there.
+    storage = structs.export_at(frame.exports + EXPORT_BYTES * (frame.exports_used - 1)).storage if is_export else 0
+    end = end_of_array(words, key >> structs.NDIM_SHIFT & 0xFF) if known.is_own_memory != 0 else 0
+    if is_short(address, ob, end) if storage == 0 else is_beyond(guard, storage, words[4], end):
+        status = structs.STATUS_NULL_DATA if storage == 0 else structs.STATUS_CHANGED
+        if frame.flags & FLAG_ASKED == 0:
+            status = structs.STATUS_CHECK
+    elif frame.is_owning != 0 and context.device_type == CPU:
+        if storage == 0:
+            status = structs.STATUS_NUMBA  # its dispatcher gets a view of a tensor that no other code has
+        elif frame.flags & DRY_RUN == 0 and is_movable(guard, storage):
+            status = structs.STATUS_MOVABLE
+    if status != structs.STATUS_OK:
+        keep_tensor(frame, tensor)
+        return -status
+    return key
+
+
+@reader
 def read_torch(ob, entry, frame, word, array):
     """A tensor of PyTorch."""
     if structs.frame_at(frame).is_owning != 0:
         key = read_held(ob, entry, frame, word, array)
     else:
         key = read_in_memory(ob, entry, frame, word, array, structs.ORIGIN_VIEW)
-    return key if key != 0 else call_word(runtime_of(frame).read_tensor, (ob, entry, frame, word, array))
+    if key != 0:
+        return key
+    guard = guard_at(guard_of(structs.context_at(structs.frame_at(frame).context), structs.entry_at(entry)))
+    return call_word(guard.read_shown, (ob, entry, frame, word, array))
 
 
 # ---- cached calls ----------------------------------------------------------------------------------------------------
@@ -143,11 +208,10 @@ def tensor_of(items, row_address, word, array_address, frame, rank, in_order, of
     if not is_of_type(ob, row_address):
         return leave(row_address, frame, 0)
     implementation = load(ob + offsets.object)
-    if load(implementation + offsets.keys) & structs.guard_at(row.expected[0]).odd_keys != 0:
+    if load(implementation + offsets.keys) & guard_at(row.expected[0]).odd_keys != 0:
         return leave(row_address, frame, 0)
     if not is_checked(ob, offsets, implementation, frame):
-        runtime = structs.runtime_at(structs.context_at(structs.frame_at(frame).context).runtime)
-        return call_word(runtime.check_tensor, (items, row_address, word, array_address, frame))
+        return call_word(guard_at(row.expected[0]).check_tensor, (items, row_address, word, array_address, frame))
     ndim = rank if rank >= 0 else row.key >> structs.NDIM_SHIFT & 0xFF
     if not is_in_memory(offsets, ob) or not is_on_cpu(offsets, ob):
         return leave(row_address, frame, 0)
@@ -181,7 +245,7 @@ def check_tensor(items, row_address, word, array, frame):
     """Leave the call if autograd tracks a tensor; else read it by its row's reader, for which it is noted."""
     row = structs.row_at(row_address)
     ob = load(items)
-    guard = structs.guard_at(row.expected[0])
+    guard = guard_at(row.expected[0])
     if guard.autograd != 0 and is_watched(guard, load(load(ob + guard.object) + guard.autograd)):
         return leave(row_address, frame, 0)
     store(frame + SCRATCH, ob)
@@ -226,9 +290,9 @@ def fill_tensor_row(context_address, row_address, ob):
     elif row.reader != 0:
         guard = guard_of(context, structs.entry_at(row.entry))
         field = row.key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-        if field_in_memory(structs.guard_at(guard), guard, ob) != field:
+        if field_in_memory(guard_at(guard), guard, ob) != field:
             return 0
-        row.expected[0], row.expected[1] = guard, number_in_memory(structs.guard_at(guard), ob)
+        row.expected[0], row.expected[1] = guard, number_in_memory(guard_at(guard), ob)
         row.expected[2] = misaligned_bits(field)
     return 1
 
@@ -236,7 +300,7 @@ def fill_tensor_row(context_address, row_address, ob):
 @cfunction(types.intp, types.intp, types.intp)
 def mark_tensor(entry, ob):
     """The dtype and the rank of a tensor."""
-    guard = structs.guard_at(structs.entry_at(entry).guard)
+    guard = guard_at(structs.entry_at(entry).guard)
     implementation = load(ob + guard.object)
     ndim = load(implementation + guard.ndim) if guard.ndim != 0 else 0
     return (load(implementation + guard.element_type) & 63) << 32 ^ ndim << 40
@@ -249,9 +313,9 @@ def read_tensor_shape(context_address, entry, ob, shape, room):
     guard = guard_of(context, structs.entry_at(entry))
     if is_odd(guard, ob):
         return -1
-    if not is_in_memory(structs.guard_at(guard), ob):
+    if not is_in_memory(guard_at(guard), ob):
         return borrowed_shape(structs.entry_at(entry), ob, shape, room)
-    ndim, field, sizes = shape_in_memory(structs.guard_at(guard), guard, ob)
+    ndim, field, sizes = shape_in_memory(guard_at(guard), guard, ob)
     if ndim > room or field - 1 >> 16 != 0:  # the field is 0, or has lanes
         return -1
     for i in range(ndim):
@@ -279,10 +343,16 @@ def compare_memory(value) -> None:
 
 
 MEANINGS |= {"memory": "it is read in memory, where the verified layout has it", "table": MEANING}
+_OF_ALL = {"form": structs.FORM_TENSOR, "owner": exports.owner, "is_odd": exports.is_unlike, "take_turn": exports.take_turn}
+# With or without a table: Python code runs only for odd tensors.
+_OF_MOST = {**_OF_ALL, "turns": 1 << HOLDING | 1 << NATIVELY, "makes_tensors": True, "is_read_on_device": True}
 TENSOR = Kind(
-    PATH, MEANING, structs.FORM_TENSOR, read_torch, _row_readers, fill_tensor_row, mark_tensor, read_tensor_shape,
-    exports=structs.EXPORTS_IF_OWNING, schema_type="Tensor", is_read_on_device=True, compare=compare_memory,
+    PATH, MEANING, reader=read_torch, row_readers=_row_readers, fill_row=fill_tensor_row, mark=mark_tensor,
+    read_shape=read_tensor_shape, exports=structs.EXPORTS_IF_OWNING, schema_type="Tensor", compare=compare_memory, **_OF_MOST,
 )  # fmt: skip
+_EXPORTED = Kind(PATH, MEANING, reader=read_shown, exports=structs.EXPORTS_ALWAYS, **_OF_MOST)
+_BY_CAPSULE = Kind(DUNDER.path, DUNDER.meaning, reader=read_shown, exports=structs.EXPORTS_ALWAYS, **_OF_MOST)
+_BY_DUNDER = Kind(DUNDER.path, DUNDER.meaning, reader=read_shown, exports=structs.EXPORTS_ALWAYS, **_OF_ALL)
 
 
 def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
@@ -299,7 +369,7 @@ def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
         fields |= {"guard": guard, "is_own_memory": int(bool(fields["borrow"]))}
         # Asking PyTorch may run Python code: it comes before any view is borrowed.
         is_read = fields["borrow"] and not ffi.cast("fx_guard *", guard).asks
-        return Discovery(TENSOR if is_read else EXPORTED, fields, notes, found.capsule, source)
+        return Discovery(TENSOR if is_read else _EXPORTED, fields, notes, found.capsule, source)
     if is_wrapper_type(cls) or (instance is not None and is_wrapper(instance)):
         return None
     if not (hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__")):
@@ -312,12 +382,12 @@ def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
         managed = capsule.managed_tensor_from_py_object_no_sync.address
         asked = {"managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1, "asks_python": 1, "device_kind": OTHER}
         # What is not read in memory is for Numba's dispatcher.
-        return Discovery(TENSOR if source else dunder.DUNDER, asked, notes, source=source)
+        return Discovery(TENSOR if source else _BY_CAPSULE, asked, notes, source=source)
     if not notes:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
     # PyTorch's __dlpack__ refuses tensors that require grad. The guard refuses them instead, only in grad mode.
-    managed = forwarded.managed_tensor_from_py_object_no_sync.address
-    return Discovery(dunder.DUNDER, {"managed": managed, "guard": _guard(cls, notes), "asks_python": 1}, notes)
+    managed = capsule.forwarded_managed_tensor.address
+    return Discovery(_BY_DUNDER, {"managed": managed, "guard": _guard(cls, notes), "asks_python": 1}, notes)
 
 
 def _source_of_views(notes: list[str], has_table: bool = True) -> str:
@@ -335,9 +405,9 @@ def _source_of_views(notes: list[str], has_table: bool = True) -> str:
 def _guard(cls: type, notes: list[str]) -> int:
     """The address of the ``fx_guard`` for tensors of this type."""
     modes.expect_modes()
-    if runtime().is_native:
-        runtime().add(read_tensor, check_tensor)
     guard = offsets.guard()
+    if runtime().is_native:
+        guard.add(read_shown, check_tensor)
     if not guard.knows_all:
         notes.append(
             "this PyTorch's tensors do not have the expected layout: PyTorch is asked about each, and each is exported"
