@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..dispatch.runtime import runtime
+from ..jax import array_kind
 from ..torch import tensor_kind
 from . import buffer, dunder, forwarded, functions, ndarrays, nothing, numbers, others, sequences, strings, tensors
 from .kind import Discovery
@@ -11,7 +12,7 @@ __all__ = ["compare", "discover", "exports_itself", "fields_of", "learn", "learn
 
 _FIND = (
     numbers.find, nothing.find, strings.find, others.find_typed, ndarrays.find, sequences.find, functions.find,
-    tensor_kind.find, tensors.find, forwarded.find, dunder.find, buffer.find, others.find,
+    tensor_kind.find, array_kind.find, tensors.find, forwarded.find, dunder.find, buffer.find, others.find,
 )  # fmt: skip
 """The kinds, in the order in which they are asked: the first that takes a type has it."""
 

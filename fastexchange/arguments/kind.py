@@ -24,7 +24,7 @@ __all__ = ["Discovery", "Kind", "reader"]
 
 MEANINGS: dict[str, str] = {}
 """What ``explain`` says of each path, and of each source of views."""
-_FUNCTIONS = "reader", "fill_row", "mark", "read_shape", "take_turn", "owner", "is_odd"
+_FUNCTIONS = "reader", "fill_row", "mark", "read_shape", "prepare", "take_turn", "owner", "is_odd"
 _NUMBERS = "form", "exports", "turns", "makes_tensors"
 PLACES = dict(ffi.typeof("fx_entry").fields)["row_readers"].type.length
 """Of row readers: see ``dispatch.inline_cache.place_of``."""
@@ -64,6 +64,12 @@ class Kind:
     """The turns in which exports do something, as bits: see ``dispatch.exports``."""
     take_turn: CFunction | None = None
     """``STATUS_* (fx_context *, fx_entry *, fx_export *, turn, flags)``: that, if it is more than ``exports.make_export``."""
+    prepare: CFunction | None = None
+    """``STATUS_* (fx_context *, fx_entry *, PyObject *)``: does what may run Python code, so that `reader` can read a value.
+
+    It is called after `reader` has returned ``-STATUS_EXPORT`` for one of the call's values, before any view is borrowed, and
+    once in a call: then there is ``FLAG_PREPARED``. For an export that the call holds there is `take_turn`.
+    """
     owner: CFunction | None = None
     """``PyObject * (fx_entry *, PyObject *)``: a new reference to what owns its memory; 0 if that is the tensor."""
     is_odd: CFunction | None = None

@@ -74,6 +74,13 @@ _ROW_READERS = 2 * tuple(map(_row_reader, (-1, 1, 2, 3, 4)))
 """In order or not."""
 
 
+@native
+def lives_for_ever(runtime, descr):
+    """Whether a dtype object never dies. The address of another one may be used again, so no row compares that."""
+    number = types.intp(descr_at(descr).type_num)
+    return number < 64 and runtime.descrs[number & 63] == descr
+
+
 @cfunction(types.intp, types.intp, types.intp, types.intp)
 def fill_ndarray_row(context_address, row_address, ob):
     """See :func:`ndarray_of`."""
@@ -88,8 +95,7 @@ def fill_ndarray_row(context_address, row_address, ob):
         row.key >> structs.FLAGS_SHIFT & structs.KEY_FLAGS,
         itemsize,
     )
-    number = types.intp(descr_at(descr).type_num)
-    if number >= 64 or runtime.descrs[number & 63] != descr:  # another one may die, and its address be used again
+    if not lives_for_ever(runtime, descr):
         row.reader = 0
     return 1
 
@@ -118,7 +124,11 @@ _plain_dtypes = frozenset(PLAIN_DTYPES)
 
 def learn(value) -> bool:
     """File the dtype of an array. Returns whether it was unknown."""
-    dtype = dtype_of(value)
+    return learn_dtype(dtype_of(value))
+
+
+def learn_dtype(dtype: np.dtype) -> bool:
+    """File a dtype object. Returns whether it was unknown."""
     entries = runtime().entries
     if dtype in _plain_dtypes:
         return False

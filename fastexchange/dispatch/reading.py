@@ -8,6 +8,7 @@ from . import structs
 
 FLAG_ASKED = 1  # the slow path has checked all tensors by their frameworks: a tensor that is still odd is refused
 DRY_RUN = 2  # stop before the kernel: only read the keys
+FLAG_PREPARED = 4  # what values need before their reading has been tried in this call: see `Kind.prepare`
 FLAG_MEMORY = 8  # read tensors in memory only: they are no Python objects
 
 

@@ -56,6 +56,7 @@ typedef struct {
     int64_t exports;            /* EXPORTS_*: whether a call needs an owning export of it */
     int64_t turns;              /* bit i: the export does something in turn i, see `exports` */
     int64_t take_turn;          /* STATUS_* (fx_context *, fx_entry *, fx_export *, turn, flags): that; 0: `make_export` */
+    int64_t prepare;            /* STATUS_* (fx_context *, fx_entry *, PyObject *), see `arguments.kind`; or 0 */
     int64_t owner;              /* PyObject * (fx_entry *, PyObject *): what owns a tensor's memory; 0: the tensor */
     int64_t is_odd;             /* bool (fx_entry *, PyObject *, DLTensor *), see `arguments.kind`; or 0 */
     int64_t makes_tensors;      /* whether `to_object` of its entries takes an export only if it succeeds */

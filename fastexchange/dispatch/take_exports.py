@@ -11,7 +11,7 @@ from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import CPU
 from ..ground.native import call_word, load, stack, store
 from . import structs
-from .exports import HOLDING, NATIVELY, TURNS, begin_export, has_turn, is_exported
+from .exports import BY_PYTHON, HOLDING, NATIVELY, TURNS, begin_export, has_turn, is_exported
 from .frame import EXPORT_BYTES
 from .lists import may_hold_arrays, take_snapshot
 from .read_arguments import note_stop
@@ -112,6 +112,9 @@ def export_managed(context_address, frame_address, args, nargs, flags):
                 depth += 1
                 items = snapshot + OB_ITEM
                 left = load(snapshot + OB_SIZE)
+            elif kind.prepare != 0:
+                status = call_word(kind.prepare, (context_address, at, ob)) if turn == BY_PYTHON else status
+                exported += 1
             else:
                 passed = ob_type
         if status != structs.STATUS_OK or not is_waiting:

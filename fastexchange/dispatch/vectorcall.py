@@ -38,7 +38,7 @@ from .python_calls import (
     refuse,
     refuse_launch,
 )
-from .reading import DRY_RUN
+from .reading import DRY_RUN, FLAG_PREPARED
 
 
 @native
@@ -52,6 +52,7 @@ def read(context_address, frame_address, args, nargs, flags):
         drop_lists(frame)  # the next round makes them again
         if status == structs.STATUS_EXPORT:
             status = call_word(runtime.export_managed, (context_address, frame_address, args, nargs, flags))
+            flags |= FLAG_PREPARED
         if status == structs.STATUS_GROW:
             is_bound = args == frame.bound
             grown = grow_frame(runtime, frame_address, nargs + 1)

@@ -108,7 +108,7 @@ class Framework:
 
 
 PLAIN = Framework()
-_MODULES = {"torch": "torch.checks"}
+_MODULES = {"torch": "torch.checks", "jax": "jax.framework"}
 """By a framework's module, that of this package with its ``FRAMEWORK``. It is imported once there is the framework's."""
 _loaded: dict[str, Framework] = {}
 

@@ -1,0 +1,34 @@
+"""What JAX's arrays have besides their memory."""
+
+from ..ground.dlpack import VERSION
+from ..producers.framework import Framework
+from .layout import array_type
+
+__all__ = ["FRAMEWORK"]
+
+
+class _JAX(Framework):
+    """JAX. Its arrays are immutable, computed in the background, and may be deleted."""
+
+    takes_all = False
+
+    def is_tensor_type(self, cls: type) -> bool:
+        return cls is array_type()
+
+    def check(self, tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
+        """See :class:`Framework`. Raises JAX's own error for an array that is deleted, or whose computation has failed."""
+        tensor.block_until_ready()
+
+    def as_dlpack_raises(self, tensor, error: Exception) -> Exception:
+        """See :class:`Framework`. JAX's Python code says more, for example of a deleted array."""
+        try:
+            tensor.__dlpack__(max_version=VERSION)
+        except Exception as own:
+            return own
+        return error
+
+    def numpy_expression(self, tensor) -> str:
+        return "np.asarray({})"
+
+
+FRAMEWORK = _JAX()

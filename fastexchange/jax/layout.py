@@ -1,0 +1,112 @@
+"""Where JAX's arrays have their shape and dtype, found on live arrays. What is not as expected is not used.
+
+An array of ``jaxlib`` has a pointer to its ``ShapedArray``, the type of its values, which arrays share. In it are pointers to a
+tuple and to NumPy's dtype object. The array's memory is known to two C++ functions only.
+
+Tried with JAX 0.10.
+"""
+
+import ctypes
+import sys
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._abi import ffi
+from ..ground.native import address_of
+from ..ground.once import once
+from ..ground.passing import reraise_passing
+from ..ground.pythonapi import PyCapsule_GetPointer
+
+__all__ = ["Layout", "array_type", "export_capsule", "layout"]
+
+WR_OBJECT = object.__basicsize__  # in a weak reference: the object, None once it has died; verified here
+_WORD = ctypes.sizeof(ctypes.c_size_t)
+_MODULES = "jaxlib._jax", "jaxlib.xla_extension"
+"""Where JAX has had its C++ functions."""
+
+
+class Layout(NamedTuple):
+    """Offsets in bytes: in an array of its ``ShapedArray``, in that of the shape and the dtype; and the ``ShapedArray`` type."""
+
+    aval: int
+    shape: int
+    dtype: int
+    aval_type: type
+
+
+def _own(name: str) -> Any:
+    """A private object of jaxlib's by its name; None if this jaxlib has none."""
+    found = (getattr(sys.modules.get(module), name, None) for module in _MODULES)
+    return next((each for each in found if each is not None), None)
+
+
+def array_type() -> type | None:
+    """The type of JAX's arrays, if there is one. Does not import JAX."""
+    return _own("ArrayImpl")
+
+
+def export_capsule(array):
+    """A capsule of DLPack with an owning export of an array. JAX waits until it is computed. Raises RuntimeError."""
+    return _own("buffer_to_dlpack_managed_tensor")(array)
+
+
+@once
+def layout() -> "Layout | str":
+    """The layout; a text that says why not, if it is not as expected."""
+    try:
+        return _find()
+    except Exception as error:  # a jaxlib with other private functions
+        reraise_passing(error)
+        return f"{type(error).__name__}: {error}"
+
+
+def _word(address: int) -> int:
+    return ctypes.c_size_t.from_address(address).value
+
+
+def _find() -> "Layout | str":
+    import jax
+
+    if _own("buffer_to_dlpack_managed_tensor") is None:
+        return "jaxlib has no function of the expected name that exports an array"
+    device = jax.local_devices(backend="cpu")[0]
+    given = [np.float32(1.5), np.arange(3.0, dtype=np.float32), np.zeros((0, 3), np.int32), np.ones((2, 3, 4), np.uint8)]
+    arrays = [jax.device_put(each, device) for each in (*given, given[1] > 0, given[1] + np.complex64(1j))]
+    types = {type(array.aval) for array in arrays}
+    if len(types) != 1 or {type(array) for array in arrays} != {array_type()}:
+        return "its arrays have several types"
+    at = _only(arrays[0], lambda each: all(_word(id(array) + each) == id(array.aval) for array in arrays), "ShapedArray")
+    avals = [array.aval for array in arrays]
+    shape = _only(avals[0], lambda each: all(_word(id(aval) + each) == id(aval.shape) for aval in avals), "shape")
+    dtype = _only(avals[0], lambda each: all(_word(id(aval) + each) == id(aval.dtype) for aval in avals), "dtype")
+    for array in arrays:
+        if type(array.aval.shape) is not tuple or not isinstance(array.aval.dtype, np.dtype):
+            return "a shape is no tuple, or a dtype none of NumPy's"
+        capsule = export_capsule(array)  # the owner of:
+        tensor = ffi.cast("DLManagedTensor *", PyCapsule_GetPointer(capsule, b"dltensor")).dl_tensor
+        extents = tuple(tensor.shape[i] for i in range(tensor.ndim))
+        data = address_of(tensor.data) + tensor.byte_offset
+        if extents != array.shape or (array.size and data != array.unsafe_buffer_pointer()):
+            return "its functions differ in what an array is"
+    if not _are_weak_references_as_expected(lambda: jax.device_put(given[0], device)):
+        return "weak references are not as expected"
+    return Layout(at, shape, dtype, types.pop())
+
+
+def _only(ob, is_there, what: str) -> int:
+    """The only offset in an object for which `is_there` holds. Raises LookupError."""
+    found = [at for at in range(2 * _WORD, type(ob).__basicsize__ - _WORD + 1, _WORD) if is_there(at)]
+    if len(found) != 1:
+        raise LookupError(f"{what}: {len(found)} places instead of one")
+    return found[0]
+
+
+def _are_weak_references_as_expected(make) -> bool:
+    """Whether a weak reference has its object where it is expected, and later None."""
+    array = make()
+    reference = weakref.ref(array)
+    before = _word(id(reference) + WR_OBJECT) == id(array)
+    del array
+    return before and _word(id(reference) + WR_OBJECT) == id(None)
