@@ -52,6 +52,7 @@ typedef struct {
 """
 
 GROUP, GROUPS = 4, 512
+POINTER_NAME = for_ever("unsafe_buffer_pointer")
 KNOWN_BYTES = sizeof("fx_known_array")
 jax_at = struct_at("fx_jax")
 known_at = struct_at("fx_known_array")
@@ -86,11 +87,11 @@ def find_known(jax, ob):
 
 
 @native
-def data_of(jax, ob):
-    """The address of an array's memory, as JAX gives it at once. -1: there is none, for example because it is deleted."""
+def data_of(pointer_name, ob):
+    """The address of an array's memory, as JAX gives it at once. -1: there is none: it is deleted, or on several devices."""
     arguments = stack(1)
     store(arguments, ob)
-    result = c.PyObject_VectorcallMethod(jax.pointer_name, arguments, 1, 0)
+    result = c.PyObject_VectorcallMethod(pointer_name, arguments, 1, 0)
     if result == 0:
         c.PyErr_Clear()
         return -1
@@ -103,7 +104,7 @@ def data_of(jax, ob):
 def is_known(jax, ob):
     """Whether an array is known, and has the memory that it had then. Returns that, and its address."""
     at = find_known(jax, ob)
-    data = data_of(jax, ob) if at != 0 else -1
+    data = data_of(jax.pointer_name, ob) if at != 0 else -1
     return at != 0 and data != -1 and data == known_at(at).data, data
 
 
@@ -140,6 +141,17 @@ def element_of(jax, runtime, ob):
 
 
 @native
+def has_shape(tensor, shape):
+    """Whether a DLTensor has the extents in a tuple."""
+    if types.intp(tensor.ndim) != load(shape + OB_SIZE):
+        return False
+    difference = 0
+    for i in range(tensor.ndim):
+        difference |= load(tensor.shape + 8 * i) ^ c.PyLong_AsSsize_t(load(shape + OB_ITEM + 8 * i))
+    return difference == 0
+
+
+@native
 def is_in_c_order(tensor):
     """Whether a DLTensor's elements are contiguous in C order."""
     expected = 1
@@ -173,12 +185,13 @@ def prepare(context_address, entry_address, ob):
     if failed or load(out) == 0 or PyErr_Occurred() != 0:
         if not failed and load(out) != 0:
             delete_managed(load(out))
-        return structs.STATUS_ERROR if PyErr_Occurred() != 0 else structs.STATUS_NO_ERROR_SET
+        c.PyErr_Clear()  # Python code then asks JAX, whose words are better
+        return structs.STATUS_OK
     tensor = dl_tensor_at(load(out) + DL_TENSOR)
     data = tensor.data + types.intp(tensor.byte_offset)
-    is_array = is_plain(tensor) and types.intp(tensor.ndim) == load(shape + OB_SIZE) and is_in_c_order(tensor)
+    is_array = is_plain(tensor) and has_shape(tensor, shape) and is_in_c_order(tensor)
     if is_array and element_field(tensor) == key >> structs.DTYPE_SHIFT & structs.FIELD_MASK:
-        own = data_of(jax, ob)
+        own = data_of(jax.pointer_name, ob)
         if own == data or data == 0:  # for an array without elements JAX exports none
             note_known(jax, ob, own)
     delete_managed(load(out))
@@ -189,14 +202,18 @@ def prepare(context_address, entry_address, ob):
 def managed_tensor_from_py_object_no_sync(py_object, out):
     """Fill the pointer at `out` with an owning export of the array `py_object`: JAX's function makes the capsule.
 
-    An array on a device is exported by its ``__dlpack__``. Returns: 0, or -1 with an exception set. Owns: the caller calls the
-    deleter once. GIL: held; released while JAX waits.
+    The array's ``__dlpack__`` exports one on a device, and raises for one that cannot be exported. Returns: 0, or -1 with an
+    exception set. Owns: the caller calls the deleter once. GIL: held; released while JAX waits.
     """
     side = python_items()
     if side == 0:
         return types.int32(-1)
-    capsule = c.PyObject_CallOneArg(load(side), py_object)
-    if capsule == 0 or dunder.take(capsule, out) != 0:
+    # JAX's function exports the first part of an array that is on several devices.
+    capsule = c.PyObject_CallOneArg(load(side), py_object) if data_of(load(side + 8), py_object) != -1 else 0
+    if capsule == 0:
+        c.PyErr_Clear()
+        return dunder.export(py_object, out)
+    if dunder.take(capsule, out) != 0:
         return types.int32(-1)
     if dl_tensor_at(load(out) + DL_TENSOR).device.device_type != CPU:
         delete_managed(load(out))
@@ -337,10 +354,9 @@ def _native():
     found = layout()
     assert isinstance(found, Layout)
     known = for_ever(ffi.new("fx_known_array[]", GROUP * GROUPS))
-    name = for_ever("unsafe_buffer_pointer")
     return for_ever(ffi.new("fx_jax *", {
         "aval": found.aval, "aval_type": id(found.aval_type), "shape": found.shape, "dtype": found.dtype,
-        "pointer_name": id(name), "known": address_of(known),
+        "pointer_name": id(POINTER_NAME), "known": address_of(known),
     }))  # fmt: skip
 
 
@@ -360,4 +376,4 @@ def __getattr__(name):
     """``PYTHON_SIDE``: the Python objects that native code needs, made on first access."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return (export_capsule,)
+    return export_capsule, POINTER_NAME

@@ -10,13 +10,13 @@ __all__ = ["FRAMEWORK"]
 class _JAX(Framework):
     """JAX. Its arrays are immutable, computed in the background, and may be deleted."""
 
-    takes_all = False
-
     def is_tensor_type(self, cls: type) -> bool:
         return cls is array_type()
 
     def check(self, tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
         """See :class:`Framework`. Raises JAX's own error for an array that is deleted, or whose computation has failed."""
+        if tensor.is_deleted():
+            tensor.__dlpack__()
         tensor.block_until_ready()
 
     def as_dlpack_raises(self, tensor, error: Exception) -> Exception:
