@@ -186,8 +186,8 @@ def open_buffer(py_object, room):
     return at
 
 
-@cfunction(types.int32, types.intp, types.intp)
-def managed_tensor_from_py_object_no_sync(py_object, out):
+@native
+def export(py_object, out):
     """Fill the pointer at `out` with an owning export of an object's buffer.
 
     Returns: 0; -1 with an exception set, and nothing to release. Raises: BufferError for a buffer that DLPack cannot describe.
@@ -210,6 +210,12 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     managed_at(at).deleter = numpy_state().delete_buffer
     store(out, at)
     return types.int32(0)
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_from_py_object_no_sync(py_object, out):
+    """:func:`export` as a function for an exchange table."""
+    return export(py_object, out)
 
 
 # ---- types ---------------------------------------------------------------------------------------------------------

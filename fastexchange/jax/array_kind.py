@@ -3,7 +3,7 @@
 from numba import types
 
 from .._abi import ffi
-from ..arguments import dunder
+from ..arguments import buffer, dunder
 from ..arguments.kind import Discovery, Kind, reader
 from ..arguments.ndarrays import learn_dtype, lives_for_ever
 from ..arguments.tensors import find_tensor, if_odd, pack_found
@@ -17,7 +17,6 @@ from ..dispatch.type_table import GOLDEN
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import OB_ITEM, OB_SIZE, Py_TYPE, PyErr_Occurred
-from ..ground.dlpack import CPU
 from ..ground.dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
@@ -26,11 +25,12 @@ from ..ground.dltensor import (
     dl_tensor_at,
     element_field,
     is_plain,
+    refusal,
 )
 from ..ground.native import address_of, as_words, call_int, load, native, put, sizeof, stack, store, struct_at
 from ..ground.once import for_ever, once
 from ..producers.python_side import python_side
-from .layout import WR_OBJECT, Layout, array_type, export_capsule, layout
+from .layout import WR_OBJECT, Layout, array_type, layout
 
 CDEF = """
 /* Where JAX's arrays have what is read in memory, and which are known: see `jax.layout`. */
@@ -52,11 +52,11 @@ typedef struct {
 """
 
 GROUP, GROUPS = 4, 512
+python_items = python_side("fastexchange.jax.array_kind")
 POINTER_NAME = for_ever("unsafe_buffer_pointer")
 KNOWN_BYTES = sizeof("fx_known_array")
 jax_at = struct_at("fx_jax")
 known_at = struct_at("fx_known_array")
-python_items = python_side("fastexchange.jax.array_kind")
 
 
 # ---- known arrays ----------------------------------------------------------------------------------------------------
@@ -189,7 +189,8 @@ def prepare(context_address, entry_address, ob):
         return structs.STATUS_OK
     tensor = dl_tensor_at(load(out) + DL_TENSOR)
     data = tensor.data + types.intp(tensor.byte_offset)
-    is_array = is_plain(tensor) and has_shape(tensor, shape) and is_in_c_order(tensor)
+    is_sound = is_plain(tensor) or refusal(tensor) == structs.STATUS_OK
+    is_array = is_sound and has_shape(tensor, shape) and is_in_c_order(tensor)
     if is_array and element_field(tensor) == key >> structs.DTYPE_SHIFT & structs.FIELD_MASK:
         own = data_of(jax.pointer_name, ob)
         if own == data or data == 0:  # for an array without elements JAX exports none
@@ -200,25 +201,30 @@ def prepare(context_address, entry_address, ob):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Fill the pointer at `out` with an owning export of the array `py_object`: JAX's function makes the capsule.
+    """Fill the pointer at `out` with an owning export of the array `py_object`: the buffer of its part on the only device.
 
-    The array's ``__dlpack__`` exports one on a device, and raises for one that cannot be exported. Returns: 0, or -1 with an
-    exception set. Owns: the caller calls the deleter once. GIL: held; released while JAX waits.
+    That part is an array, too. The array's own buffer is not taken: while JAX makes it, without the GIL, another thread may
+    delete the array, and JAX 0.10 aborts. Where there is no buffer (on another device, elements of half precision), the array's
+    ``__dlpack__`` makes the export, or raises.
+
+    Returns: 0, or -1 with an exception set. Owns: the caller calls the deleter once. GIL: held; released while JAX waits.
     """
     side = python_items()
     if side == 0:
         return types.int32(-1)
-    # JAX's function exports the first part of an array that is on several devices.
-    capsule = c.PyObject_CallOneArg(load(side), py_object) if data_of(load(side + 8), py_object) != -1 else 0
-    if capsule == 0:
+    failed = types.int32(-1)
+    if data_of(load(side), py_object) != -1:
+        arguments = stack(2)
+        store(arguments, py_object)
+        store(arguments + 8, load(side + 16))
+        part = c.PyObject_VectorcallMethod(load(side + 8), arguments, 2, 0)
+        if part != 0:
+            failed = buffer.export(part, out)
+            c.Py_DecRef(part)
+    if failed != 0:
         c.PyErr_Clear()
         return dunder.export(py_object, out)
-    if dunder.take(capsule, out) != 0:
-        return types.int32(-1)
-    if dl_tensor_at(load(out) + DL_TENSOR).device.device_type != CPU:
-        delete_managed(load(out))
-        return dunder.export(py_object, out)
-    return types.int32(0)
+    return failed
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -360,20 +366,22 @@ def _native():
     }))  # fmt: skip
 
 
+def __getattr__(name):
+    """``PYTHON_SIDE``: the Python objects that native code needs, made on first access."""
+    if name != "PYTHON_SIDE":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return POINTER_NAME, "addressable_data", 0
+
+
 def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
     """The type of JAX's arrays."""
     if cls is not array_type():
         return None
     found = layout()
+    if not isinstance(found, str) and not buffer.prepare():
+        found = "the layout of Py_buffer is not as expected"
     if isinstance(found, str) or not runtime().is_native:
         notes.append(f"JAX's arrays are not read natively: {found if isinstance(found, str) else runtime().why_not_native}")
         return None
     fields = {"managed": managed_tensor_from_py_object_no_sync.address, "guard": address_of(_native()), "asks_python": 1}
     return Discovery(ARRAY, fields, notes)
-
-
-def __getattr__(name):
-    """``PYTHON_SIDE``: the Python objects that native code needs, made on first access."""
-    if name != "PYTHON_SIDE":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return export_capsule, POINTER_NAME

@@ -9,17 +9,14 @@ Tried with JAX 0.10.
 import ctypes
 import sys
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from .._abi import ffi
-from ..ground.native import address_of
 from ..ground.once import once
 from ..ground.passing import reraise_passing
-from ..ground.pythonapi import PyCapsule_GetPointer
 
-__all__ = ["Layout", "array_type", "export_capsule", "layout"]
+__all__ = ["Layout", "array_type", "layout"]
 
 WR_OBJECT = object.__basicsize__  # in a weak reference: the object, None once it has died; verified here
 _WORD = ctypes.sizeof(ctypes.c_size_t)
@@ -36,20 +33,10 @@ class Layout(NamedTuple):
     aval_type: type
 
 
-def _own(name: str) -> Any:
-    """A private object of jaxlib's by its name; None if this jaxlib has none."""
-    found = (getattr(sys.modules.get(module), name, None) for module in _MODULES)
-    return next((each for each in found if each is not None), None)
-
-
 def array_type() -> type | None:
     """The type of JAX's arrays, if there is one. Does not import JAX."""
-    return _own("ArrayImpl")
-
-
-def export_capsule(array):
-    """A capsule of DLPack with an owning export of an array. JAX waits until it is computed. Raises RuntimeError."""
-    return _own("buffer_to_dlpack_managed_tensor")(array)
+    found = (getattr(sys.modules.get(module), "ArrayImpl", None) for module in _MODULES)
+    return next((each for each in found if each is not None), None)
 
 
 @once
@@ -69,8 +56,6 @@ def _word(address: int) -> int:
 def _find() -> "Layout | str":
     import jax
 
-    if _own("buffer_to_dlpack_managed_tensor") is None:
-        return "jaxlib has no function of the expected name that exports an array"
     device = jax.local_devices(backend="cpu")[0]
     given = [np.float32(1.5), np.arange(3.0, dtype=np.float32), np.zeros((0, 3), np.int32), np.ones((2, 3, 4), np.uint8)]
     arrays = [jax.device_put(each, device) for each in (*given, given[1] > 0, given[1] + np.complex64(1j))]
@@ -84,12 +69,9 @@ def _find() -> "Layout | str":
     for array in arrays:
         if type(array.aval.shape) is not tuple or not isinstance(array.aval.dtype, np.dtype):
             return "a shape is no tuple, or a dtype none of NumPy's"
-        capsule = export_capsule(array)  # the owner of:
-        tensor = ffi.cast("DLManagedTensor *", PyCapsule_GetPointer(capsule, b"dltensor")).dl_tensor
-        extents = tuple(tensor.shape[i] for i in range(tensor.ndim))
-        data = address_of(tensor.data) + tensor.byte_offset
-        if extents != array.shape or (array.size and data != array.unsafe_buffer_pointer()):
-            return "its functions differ in what an array is"
+        seen = np.asarray(memoryview(array))
+        if seen.shape != array.shape or (array.size and seen.ctypes.data != array.unsafe_buffer_pointer()):
+            return "its buffer is not at the address that it tells"
     if not _are_weak_references_as_expected(lambda: jax.device_put(given[0], device)):
         return "weak references are not as expected"
     return Layout(at, shape, dtype, types.pop())

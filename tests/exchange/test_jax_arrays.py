@@ -1,0 +1,231 @@
+"""JAX's arrays: their address comes from JAX, shape and dtype from memory, and all else is as with ``np.asarray``."""
+
+import gc
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from frameworks import torch
+from interpreter import run_python
+from numba import njit
+from oracle import is_same, new_kernel
+
+from fastexchange import explain, fast_args, from_dlpack
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+
+@njit
+def seen(x):
+    total = 0.0
+    for value in x.flat:
+        total += value
+    return total, x.shape, x.strides
+
+
+total = fast_args(seen)
+
+
+@fast_args
+def tail(x):
+    return x[1:]
+
+
+SHAPES = (), (1,), (4,), (0, 3), (2, 3), (2, 1, 4, 1, 3)
+DTYPES = "bool", "int8", "uint16", "int32", "float16", "float32", "complex64"
+slow = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda i, y: jnp.tanh(y @ y) * 0.5 + x[0, 0], x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_kernel_sees_what_njit_sees(dtype):
+    kernel = new_kernel(seen)
+    for shape in SHAPES:
+        array = jnp.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+        wanted = seen(np.asarray(array).astype(np.float32) if dtype == "float16" else np.asarray(array))
+        for _ in range(3):
+            assert kernel(array)[:2] == wanted[:2]
+        assert dtype == "float16" or kernel(array) == wanted
+    assert kernel.counts().slow == 5  # ranks, and (0, 3), which is in Fortran order, too
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_elements_of_half_precision(dtype):
+    array = jnp.array([0.5, 1, 2], dtype)
+    assert [total(array)[0] for _ in range(3)] == [3.5] * 3
+
+
+def test_numbers_of_64_bits():
+    with jax.enable_x64(True):
+        array = jnp.arange(3, dtype="int64") + 2**40
+    assert [total(array)[0] for _ in range(3)] == [3 * 2**40 + 3] * 3
+
+
+def test_native_code_reads_each_new_array():
+    arrays = [jnp.full(3, i, "float32") for i in range(5000)]  # more than are known at once
+    total(arrays[0])
+    before = total.counts()
+    for _ in range(2):
+        assert [total(array)[0] for array in arrays] == [3 * i for i in range(5000)]
+    assert total.counts().slow == before.slow
+    assert explain(arrays[0]).path == "jax"
+
+
+def test_an_array_at_the_address_of_one_that_has_died_is_waited_for():
+    start = jnp.ones((200, 200)) * 0.01
+    wanted = total(slow(start).block_until_ready())[0]
+    for _ in range(40):
+        assert total(slow(start))[0] == wanted
+
+
+def test_the_gil_is_released_while_jax_computes():
+    start, ticks, ends = jnp.ones((500, 500)) * 0.01, [], threading.Event()
+    slow(start).block_until_ready()
+
+    def tick():
+        while not ends.wait(0.002):
+            ticks.append(time.perf_counter())
+
+    other = threading.Thread(target=tick)
+    other.start()
+    array = slow(start)
+    began = time.perf_counter()
+    total(array)
+    ended = time.perf_counter()
+    ends.set()
+    other.join()
+    assert sum(began < at < ended for at in ticks) > 3
+
+
+@pytest.mark.parametrize("options", [{}, {"nogil": True}])
+def test_deleted_and_donated_arrays_are_refused_as_by_jax(options):
+    kernel = fast_args(seen.py_func, **options)
+    give = jax.jit(lambda x: x + 1, donate_argnums=0)
+    deleted, donated = jnp.ones(4), jnp.ones(4)
+    for array in (deleted, donated):
+        assert [kernel(array)[0] for _ in range(2)] == [4] * 2
+    deleted.delete()
+    heir = give(donated)
+    for array in (deleted, donated):
+        with pytest.raises(RuntimeError, match=r"argument 'x' \(position 0\) .*Array has been deleted with shape=float32\[4\]"):
+            kernel(array)
+    assert kernel(heir)[0] == 8
+
+
+def test_an_array_that_is_deleted_while_jax_computes_it():
+    start, outcomes = jnp.ones((500, 500)) * 0.01, []
+    wanted = total(slow(start))[0]
+
+    def call(array):
+        try:
+            outcomes.append(total(array)[0])
+        except RuntimeError as error:
+            outcomes.append("deleted" if "deleted" in str(error) else error)
+
+    for _ in range(5):
+        array = slow(start)
+        other = threading.Thread(target=call, args=(array,))
+        other.start()
+        time.sleep(0.005)
+        array.delete()
+        other.join()
+    assert set(outcomes) <= {wanted, "deleted"} and len(outcomes) == 5
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_a_layout_that_is_not_in_c_order():
+    array = jax.dlpack.from_dlpack(torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1))
+    for _ in range(3):
+        assert total(array) == seen(from_dlpack(array))
+
+
+def test_what_a_kernel_keeps_outlives_the_array():
+    array = jnp.arange(4.0)
+    assert fast_args(lambda x: x)(array) is array
+    kept = tail(array)
+    array.delete()
+    del array
+    gc.collect()
+    assert type(kept) is type(jnp.ones(1)) and is_same(kept, np.arange(1, 4, dtype=np.float32))
+
+
+def test_calls_leave_no_reference():
+    array, kernel = jnp.arange(4.0), fast_args(seen.py_func, nogil=True)
+    before = sys.getrefcount(array)
+    for each in (total, kernel):
+        for _ in range(20):
+            each(array)
+    assert sys.getrefcount(array) == before
+    array.delete()  # no export is left that would keep its memory
+    assert array.is_deleted()
+
+
+def test_tuples_lists_and_names():
+    one, two = jnp.arange(3.0), jnp.ones((2, 2))
+    kernel = fast_args(lambda pair, arrays: pair[0].sum() + pair[1][0].sum() + arrays[0].sum() + arrays[1].sum())
+    for _ in range(3):
+        assert kernel((one, (two,)), arrays=[one, one + 1]) == 3 + 4 + 3 + 6
+
+
+def test_arrays_are_readonly():
+    with pytest.raises(Exception, match="readonly"):
+        fast_args(lambda x: x.fill(1))(jnp.ones(3))
+
+
+def test_threads():
+    def call(first):
+        for i in range(first, first + 500):
+            assert total(jnp.full(3, i, "float32"))[0] == 3 * i
+
+    threads = [threading.Thread(target=call, args=(1000 * i,)) for i in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+
+DEVICES = """
+import jax, numpy as np
+from fastexchange import fast_args
+total = fast_args(lambda x: x.sum())
+parts, whole = (jax.NamedSharding(jax.make_mesh((2,), ("a",)), jax.P(*axes)) for axes in (["a"], []))
+for sharding in (parts, whole):
+    array = jax.device_put(jax.numpy.arange(8.0), sharding)
+    for kernel in (total, fast_args(total.py_func, nogil=True)):
+        try:
+            raise SystemExit(f"{kernel(array)} of an array on two devices")
+        except BufferError as error:
+            assert "argument 'x' (position 0)" in str(error) and "2 devices" in str(error), error
+array = jax.device_put(jax.numpy.arange(8.0), jax.devices()[1])
+assert [total(array) for _ in range(3)] == [28.0] * 3
+"""
+
+
+@pytest.mark.slow
+def test_several_devices():
+    run_python(DEVICES, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+
+
+OTHERWISE = {
+    "the dtype stands at two places": "layout._only = lambda ob, is_there, what: 1 / 0",
+    "there is no CPU": "jax.local_devices = lambda backend: 1 / 0",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", OTHERWISE.values(), ids=OTHERWISE)
+def test_a_jax_that_is_otherwise_gets_the_same_answers(change):
+    code = f"""
+    import jax, jaxlib, numpy as np
+    from fastexchange import explain, fast_args
+    from fastexchange.jax import layout
+    array = jax.numpy.arange(4.0)
+    {change}
+    total = fast_args(lambda x: x.sum())
+    assert [total(array) for _ in range(3)] == [6.0] * 3
+    found = explain(array)
+    assert found.path == "dunder" and "JAX's arrays are not read natively" in str(found), found
+    """
+    run_python(code)
