@@ -53,6 +53,9 @@ def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 
     """
     if type(array) is not np.ndarray:
         return array
+    has_owner = array.base is not None or array.flags.owndata
+    if not field and target is not None and has_owner and (made := framework_of_type(target).tensor_of(array)) is not None:
+        return made
     what = f"{kernel}(): its result, an array of {dtype_of(array)}"
     key = None
     cls = np.ndarray if target is None else tensor_type(target)
@@ -69,7 +72,7 @@ def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 
         if key is not None:
             raise BufferError(f"{what}: NumPy has no such dtype; install ml_dtypes, or name the tensors' type by returns=")
         return array
-    if array.base is None and not array.flags.owndata:
+    if not has_owner:
         array = array.copy()
     if not framework_of_type(cls).takes_all:
         if not array.flags.writeable:

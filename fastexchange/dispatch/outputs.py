@@ -5,8 +5,9 @@ A kernel with outputs has its own vectorcall, :data:`vectorcall_with_outputs`:
 1. Put the arguments into parameter order.
 2. Allocate the outputs that are not given (:func:`make_outputs`), by ``managed_tensor_allocator`` and
    ``managed_tensor_to_py_object_no_sync`` of the framework's exchange table. Allocation may run Python code, so it comes before
-   any view is borrowed.
-3. Make an ordinary call, with the outputs as the last arguments, and return the outputs.
+   any view is borrowed. Those of a framework without such a table are arrays of NumPy.
+3. Make an ordinary call, with the outputs as the last arguments.
+4. Let such arrays become tensors (:func:`become_tensors`), and return the outputs.
 """
 
 from numba import types
@@ -31,6 +32,7 @@ from . import structs
 from .binding import bind_into
 from .frame import drop, give_frame, take_frame
 from .python_calls import call_method
+from .results import as_target
 from .type_table import find
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
@@ -120,6 +122,35 @@ def read_shape(context_address, runtime, ob, shape, room):
 
 
 @native
+def target_of(context, args):
+    """The type of the outputs that are allocated; `args`: in parameter order."""
+    if context.returns_position >= 0:
+        return Py_TYPE(load(args + 8 * context.returns_position))
+    if context.returns_type != 0:
+        return context.returns_type
+    inputs = context.outputs + 8 * (1 + load(context.outputs))  # behind the numbers: how many there are, and their positions
+    return Py_TYPE(load(args + 8 * load(inputs + 8)))
+
+
+@native
+def become_tensors(context, runtime, args, made):
+    """Let the outputs that :func:`make_outputs` has made as arrays of NumPy become tensors of the target's framework.
+
+    Returns: whether that succeeded; if not, an exception is set. Owns: `args` has all outputs' references, or 0.
+    """
+    target = target_of(context, args)
+    if target == runtime.ndarray:
+        return True
+    for i in range(context.output_count):
+        output = args + 8 * (context.parameter_count - context.output_count + i)
+        if made >> i & 1 != 0 and Py_TYPE(load(output)) == runtime.ndarray:
+            store(output, as_target(context, runtime, load(output), target, 0))
+            if load(output) == 0:
+                return False
+    return True
+
+
+@native
 def compute_shapes(context, dtypes, shapes, variables, scratch, wanted):
     """Compute the outputs' shapes by the program behind the word at `dtypes`, the last before the outputs' dtypes.
 
@@ -160,7 +191,6 @@ def make_outputs(context_address, runtime, args, made):
             return False
         store(variables + 8 * i, value)
     at += 8
-    first = load(args + 8 * load(at + 8))
     end = shapes
     common = 0
     for i in range(load(at)):
@@ -178,11 +208,7 @@ def make_outputs(context_address, runtime, args, made):
     if not compute_shapes(context, at, shapes, variables, scratch, wanted):
         return False
     # 3. Make each output, or check its shape.
-    target = context.returns_type
-    if context.returns_position >= 0:
-        target = Py_TYPE(load(args + 8 * context.returns_position))
-    elif target == 0:
-        target = Py_TYPE(first)
+    target = target_of(context, args)
     shape = wanted
     for i in range(context.output_count):
         at += 8
@@ -190,10 +216,11 @@ def make_outputs(context_address, runtime, args, made):
         output = args + 8 * (context.parameter_count - context.output_count + i)
         if load(output) == context.omitted:
             entry = find(runtime, target)
-            allocator = structs.entry_at(entry).allocator if entry != 0 else 0
-            to_object = structs.entry_at(entry).to_object if entry != 0 else 0
-            if allocator == 0 or to_object == 0:
+            if entry == 0 or structs.entry_at(entry).allocator == 0 or structs.entry_at(entry).to_object == 0:
+                entry = find(runtime, runtime.ndarray) if runtime.ndarray != 0 else 0
+            if entry == 0:
                 return False
+            allocator, to_object = structs.entry_at(entry).allocator, structs.entry_at(entry).to_object
             field = load(at)
             if field == PROMOTED:
                 field = common
@@ -301,11 +328,14 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
     result = call_word(structs.overload_at(last).enter, (callable_, given, count | bits, 0, context_address, last))
     if result == global_address("_Py_NoneStruct"):
         c.Py_DecRef(result)
-        return all_outputs(context, given)
+        if become_tensors(context, runtime, given, load(made)):
+            return all_outputs(context, given)
+        result = 0
     is_left = result == context.omitted  # the slow path makes it, which has to tell these outputs from those of the caller
     if result != 0 and not is_left:
         c.Py_DecRef(result)
         refuse_result()
     for i in range(first, count):
-        drop(load(given + 8 * i))
+        if load(given + 8 * i) != 0:
+            drop(load(given + 8 * i))
     return call_method(context.outputs_name, callable_, args, nargsf, kwnames) if is_left else 0

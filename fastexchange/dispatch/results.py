@@ -274,6 +274,28 @@ def box_array(frame_address, at, ndim, field, is_mutable):
     return made if made != 0 else BY_NUMBA
 
 
+@native
+def as_target(context, runtime, array, target, elements):
+    """Convert an ndarray to a tensor of the type `target`, 0 for NumPy's, by ``calls.results.as_target``. Consumes the array.
+
+    `elements`: the dtype field of the elements, if the kernel had their bits; else 0. Returns: a new reference; 0 with an
+    exception set.
+    """
+    made = 0
+    field = c.PyLong_FromSsize_t(elements)
+    if field != 0:
+        arguments = stack(5)
+        store(arguments, runtime.results)
+        store(arguments + 8, array)
+        store(arguments + 16, target if target != 0 else global_address("_Py_NoneStruct"))
+        store(arguments + 24, context.name)
+        store(arguments + 32, field)
+        made = c.PyObject_VectorcallMethod(runtime.as_target, arguments, 5, 0)
+        c.Py_DecRef(field)
+    c.Py_DecRef(array)
+    return made
+
+
 @cfunction(types.intp, types.intp, types.intp)
 def finish_array(frame_address, array):
     """Convert `array`, the ndarray that Numba made of an array in a result, to the target. Consumes `array`.
@@ -292,19 +314,7 @@ def finish_array(frame_address, array):
     form = structs.kind_at(structs.entry_at(entry).kind).form if entry != 0 else 0
     if frame.elements == 0 and (target == 0 or form == structs.FORM_ARRAY):
         return array
-    elements = c.PyLong_FromSsize_t(frame.elements)
-    if elements == 0:
-        c.Py_DecRef(array)
-        return note_failure(frame)
-    arguments = stack(5)
-    store(arguments, runtime.results)
-    store(arguments + 8, array)
-    store(arguments + 16, target if target != 0 else global_address("_Py_NoneStruct"))
-    store(arguments + 24, context.name)
-    store(arguments + 32, elements)
-    made = c.PyObject_VectorcallMethod(runtime.as_target, arguments, 5, 0)
-    c.Py_DecRef(elements)
-    c.Py_DecRef(array)
+    made = as_target(context, runtime, array, target, frame.elements)
     return made if made != 0 else note_failure(frame)
 
 

@@ -91,6 +91,7 @@ typedef struct {
     int64_t allocate, note_error;       /* of outputs, by its names */
     int64_t sees_calls;         /* bool (void): whether a framework has to see calls that declare what they write to; or 0 */
     int64_t nothing;            /* fx_entry * of no type */
+    int64_t ndarray;            /* PyTypeObject *, numpy.ndarray, once its entry has an allocator; else 0 */
     int64_t numbas_call;        /* ternaryfunc, what a call of a dispatcher is to Numba */
     int64_t numbas_entry;       /* fx_overload *, the cache entry of all calls that go to Numba's dispatcher as they are */
 } fx_runtime;

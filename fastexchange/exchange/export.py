@@ -294,6 +294,8 @@ def known(cls: type) -> dict[str, int]:
                 "takes_all": 1,
             }
         entries.update(cls, managed=_of_ndarrays(cls), **made)
+        if made:
+            runtime().native.ndarray = id(np.ndarray)
     return entries.fields(cls)
 
 

@@ -3,6 +3,7 @@
 from ..ground.dlpack import VERSION
 from ..producers.framework import Framework
 from .layout import array_type
+from .put import MOST_PUT, put
 
 __all__ = ["FRAMEWORK"]
 
@@ -26,6 +27,9 @@ class _JAX(Framework):
         except Exception as own:
             return own
         return error
+
+    def tensor_of(self, array):
+        return put(array) if array.nbytes <= MOST_PUT else None
 
     def numpy_expression(self, tensor) -> str:
         return "np.asarray({})"

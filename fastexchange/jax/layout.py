@@ -22,6 +22,7 @@ WR_OBJECT = object.__basicsize__  # in a weak reference: the object, None once i
 _WORD = ctypes.sizeof(ctypes.c_size_t)
 _MODULES = "jaxlib._jax", "jaxlib.xla_extension"
 """Where JAX has had its C++ functions."""
+_types: list[type] = []
 
 
 class Layout(NamedTuple):
@@ -35,8 +36,10 @@ class Layout(NamedTuple):
 
 def array_type() -> type | None:
     """The type of JAX's arrays, if there is one. Does not import JAX."""
-    found = (getattr(sys.modules.get(module), "ArrayImpl", None) for module in _MODULES)
-    return next((each for each in found if each is not None), None)
+    if not _types:
+        found = (getattr(sys.modules.get(module), "ArrayImpl", None) for module in _MODULES)
+        _types.extend(each for each in found if each is not None)
+    return _types[0] if _types else None
 
 
 @once

@@ -67,6 +67,9 @@ class Framework:
         """A tensor of the same element type that can be exported, also if `tensor` cannot."""
         return tensor
 
+    def tensor_of(self, array):
+        """A tensor of a result, an array of NumPy, by a function that is quicker than DLPack; None: there is none."""
+
     def shape_of(self, tensor) -> tuple[int, ...]:
         """A tensor's shape, also if it cannot be exported."""
         return tuple(map(int, tensor.shape))
