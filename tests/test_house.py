@@ -17,13 +17,16 @@ FLOORS = (
 """From the bottom to the top: what a room imports lies in it, or below."""
 PLACES = dict.fromkeys(("_abi", "_abi_build", "half", "interpreter", "version"), "ground") | {"_native_build": "__main__"}
 """Files that are not in a room."""
-TORCH = {
-    "producers": "checks dispatch_table modes odd_tensors offsets samples storages",
-    "dispatch": "boxed_kernel guard operator_call queries",
-    "arguments": "capsule tensor_kind",
-    "cuda": "launched_kernel",
+FRAMEWORKS = {
+    "torch": {
+        "producers": "samples storages",
+        "dispatch": "boxed_kernel checks dispatch_table exports guard modes odd_tensors offsets operator_call queries",
+        "arguments": "capsule tensor_kind",
+        "cuda": "launched_kernel",
+    },
+    "jax": {"producers": "jax_framework layout put", "arguments": "array_kind"},
 }
-"""What is known of PyTorch lies in one room, its files on several floors. Those that are not here are on that of ``calls``."""
+"""What is known of a framework lies in one room, its files on several floors: those that are not here on that of ``calls``."""
 
 
 def _name(path: Path) -> str:
@@ -55,8 +58,8 @@ def imported_by(name: str) -> set[str]:
 
 def floor_of(name: str) -> int:
     room, _, file = name.partition(".")
-    if room == "torch":
-        floors = [floor for floor, files in TORCH.items() if file in files.split()]
+    if room in FRAMEWORKS:
+        floors = [floor for floor, files in FRAMEWORKS[room].items() if file in files.split()]
         return FLOORS.index(floors[0] if floors else "calls" if file else "ground")
     return FLOORS.index(PLACES.get(room, room))
 
@@ -69,6 +72,13 @@ def test_nothing_is_imported_from_above_or_in_a_circle():
     assert sum(map(len, graph.values())) > 500, "imports are no longer found"
     assert "dispatch.frame" in found["dispatch.vectorcall"] and "calls.bound_launch" in found["calls.kernel"]  # in a function
     assert "interpreter" in found["__init__"] and "measuring.overhead" not in found["__init__"]
+
+
+def test_what_knows_a_framework():
+    """The kinds' list, who makes operators or offers them, and the doctor: all else asks ``producers.framework``."""
+    found = {name for name in MODULES if any(each.partition(".")[0] in FRAMEWORKS for each in imported_by(name))}
+    outside = {name for name in found if name.partition(".")[0] not in FRAMEWORKS}
+    assert outside == {"arguments.discovery", "calls.kernel", "command.probe", "cuda.kernel"}
 
 
 def names_in(text: str) -> set[str]:
@@ -136,7 +146,7 @@ def test_no_variadic_function_is_called():
 
 def test_a_kind_of_argument_is_named_where_it_is_described_and_hardly_elsewhere():
     """What a kind is to native code, to Numba or to an operator, its fields say; an ``if`` with its name says it again."""
-    rooms = ["torch.tensor_kind", *(name for name in TEXTS if name.startswith("arguments."))]
+    rooms = ["torch.tensor_kind", "jax.array_kind", *(name for name in TEXTS if name.startswith("arguments."))]
     made = re.compile(r"^([A-Z_0-9, ]+) = (?:Kind|exported|borrowed|_kind)\(", re.MULTILINE)
     kinds = {kind for name in rooms for names in made.findall(TEXTS[name]) for kind in names.split(", ")}
     named = {kind: [name for name in TEXTS if name not in rooms and re.search(rf"\b{kind}\b", TEXTS[name])] for kind in kinds}

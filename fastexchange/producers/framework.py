@@ -111,7 +111,7 @@ class Framework:
 
 
 PLAIN = Framework()
-_MODULES = {"torch": "torch.checks", "jax": "jax.framework"}
+_MODULES = {"torch": "torch.torch_framework", "jax": "jax.jax_framework"}
 """By a framework's module, that of this package with its ``FRAMEWORK``. It is imported once there is the framework's."""
 _loaded: dict[str, Framework] = {}
 

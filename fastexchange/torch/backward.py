@@ -193,10 +193,11 @@ def _call(kernel, values: list):
 
 def _by_operator(kernel, values: list):
     """Make a call by the operator that a kernel registers itself. Returns NotImplemented if it has none."""
-    from .tracing import call_symbolic
+    import torch
 
-    is_operator = not hasattr(kernel, "_call_seen")
-    return NotImplemented if is_operator else call_symbolic(kernel, kernel._parameters.bind(*values))
+    if not hasattr(kernel, "_call_seen"):  # an operator
+        return NotImplemented
+    return framework_of_type(torch.Tensor).call(kernel, kernel._parameters.bind(*values))
 
 
 def _refuse_second(kernel, values: list, error: BufferError) -> None:

@@ -10,14 +10,12 @@ from contextlib import suppress
 from typing import Any, cast
 
 from ..ground.dlpack import VERSION
-from ..producers.framework import Framework
-from . import modes
-from .odd_tensors import has_tangent, is_dispatch_mode_active, is_symbolic, private, why_no_memory, without_subclasses
+from .odd_tensors import has_tangent, private, why_no_memory, without_subclasses
 from .offsets import dtypes_not_exported, guard, is_narrow, keys_of
-from .storages import forbid_resizing
 
 __all__ = [
-    "check_kind", "check_storage", "is_tensor", "is_tensor_type", "overrides_functions",
+    "call_dlpack", "check", "check_kind", "check_storage", "is_tensor", "is_tensor_type", "narrow_elements",
+    "overrides_functions",
 ]  # fmt: skip
 
 
@@ -107,10 +105,10 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
     is_known = keys is not None and key is not None
     if keys(tensor).has(key) if is_known else type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise BufferError(f"{type(tensor).__name__} defines __torch_dispatch__, so its memory need not be its value")
-    _call_dlpack(tensor.detach() if requires_grad else tensor)
+    call_dlpack(tensor.detach() if requires_grad else tensor)
 
 
-def _call_dlpack(tensor) -> None:
+def call_dlpack(tensor) -> None:
     """Call ``__dlpack__`` for the error that it may raise. PyTorch's takes `max_version` since version 2.9."""
     with suppress(TypeError):
         tensor.__dlpack__(max_version=VERSION)
@@ -153,114 +151,7 @@ def check_storage(tensor) -> None:
         return
     if end > size and not is_empty:
         with suppress(RuntimeError):  # PyTorch's own error, before version 2.9
-            _call_dlpack(tensor.detach() if tensor.requires_grad else tensor)  # it may raise its own error
+            call_dlpack(tensor.detach() if tensor.requires_grad else tensor)  # it may raise its own error
         raise BufferError(
             f"its storage has been freed or made smaller: it holds {size} bytes, and the tensor ends at byte {end}"
         )
-
-
-class _PyTorch(Framework):
-    """PyTorch. All its tensors are mutable, and their storages may be resized."""
-
-    takes_all = False
-    is_mutable = True
-    ignores_offset = True  # before version 2.10
-
-    def is_tensor_type(self, cls: type) -> bool:
-        return is_tensor_type(cls)
-
-    def tensor_type(self, cls: type) -> type:
-        import torch
-
-        return torch.Tensor
-
-    def why_no_table(self, cls: type) -> str:
-        return "its __torch_function__ intercepts __dlpack__: each call calls __dlpack__" if overrides_functions(cls) else ""
-
-    def check(self, tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
-        check(tensor, allows_grad, allows_bits)
-
-    def why_no_memory(self, tensor) -> str | None:
-        return why_no_memory(tensor)
-
-    def why_narrow(self, tensor) -> str | None:
-        name = narrow_elements(tensor)
-        whole = f"{name[:-1]}8" if name else None
-        return name and (
-            f"Numba cannot compute with its elements, {name}; convert it (.view(torch.{whole})), or make the kernel with "
-            f"fast_args(storage=True), which gives it their bits as {whole}"
-        )
-
-    def conversion(self, wider: str) -> str:
-        return f"{'.float() or ' if wider == 'float32' else ''}.to(torch.{wider})"
-
-    def is_read_in_memory(self, tensor) -> bool:
-        return guard().knows_views and tensor.device.type == "cpu" and guard().reads(tensor)
-
-    def exported_as(self, tensor):
-        check_kind(tensor)
-        check_storage(tensor)
-        return tensor.detach() if tensor.requires_grad else tensor
-
-    def detached(self, tensor):
-        return tensor.detach()
-
-    def hold_memory(self, tensor) -> None:
-        forbid_resizing(tensor)
-
-    def elements_of(self, tensor):
-        import torch
-
-        return torch.empty(0, dtype=tensor.dtype)
-
-    def with_elements_of(self, made, origin):
-        """See :class:`Framework`. Native code views integers of less than a byte as bytes."""
-        if not is_tensor_type(type(origin)) or narrow_elements(origin) is not None or made.dtype == origin.dtype:
-            return made
-        return made.view(origin.dtype)
-
-    def as_dlpack_raises(self, tensor, error: Exception) -> Exception:
-        """See :class:`Framework`. For dtypes unknown to DLPack the table's functions raise RuntimeError with a C++ trace."""
-        if type(error) is not RuntimeError:
-            return error
-        try:
-            _call_dlpack(tensor.detach())
-        except Exception as own:
-            return own
-        return error
-
-    def sees_calls(self, values: list, are_declared: bool) -> bool:
-        """See :class:`Framework`. A mode sees only the calls of kernels that declare their outputs, or what they write to."""
-        if are_declared:
-            has_tensors = any(map(is_tensor, values))
-            if has_tensors or modes.are_expected():
-                modes.why_no_modes()  # asked now, as the next call may be native
-            if has_tensors and is_dispatch_mode_active():
-                return True
-        return any(map(is_symbolic, values))
-
-    def why_calls_are_slow(self) -> str:
-        why = modes.why_no_modes()
-        return f"native code cannot tell PyTorch's modes: {why}" if why else ""
-
-    def know(self, kernel) -> None:
-        from .tracing import find_by_name
-
-        find_by_name()
-
-    def call(self, kernel, bound: tuple):
-        from .tracing import call_symbolic
-
-        return call_symbolic(kernel, bound)
-
-    def called(self, kernel, bound: tuple) -> str:
-        from .tracing import operator_of
-
-        name = operator_of(kernel, bound)
-        return f"PyTorch sees this call, and makes it by torch.ops.fastexchange.{name}" if name else ""
-
-    def numpy_expression(self, tensor) -> str:
-        return "{}.detach().numpy()" if tensor.requires_grad else "{}.numpy()"
-
-
-FRAMEWORK = _PyTorch()
