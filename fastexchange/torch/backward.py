@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..ground.safe_repr import shown
+from ..producers.framework import framework_of_type
 from .odd_tensors import is_wrapper
 from .schema import Schema
 
