@@ -31,6 +31,7 @@ FIRST = {
     "exchange": ("exchange", "calls"),
     "ground": ("cache", "numbas", "calls"),
     "half": ("half",),
+    "jax": ("exchange",),
     "measuring": ("command",),
     "producers": ("exchange", "pytorch"),
     "torch": ("pytorch", "calls"),

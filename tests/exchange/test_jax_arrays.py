@@ -13,6 +13,7 @@ from numba import njit
 from oracle import is_same, new_kernel
 
 from fastexchange import explain, fast_args, from_dlpack
+from fastexchange.producers.framework import framework_of
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -167,6 +168,40 @@ def test_tuples_lists_and_names():
     kernel = fast_args(lambda pair, arrays: pair[0].sum() + pair[1][0].sum() + arrays[0].sum() + arrays[1].sum())
     for _ in range(3):
         assert kernel((one, (two,)), arrays=[one, one + 1]) == 3 + 4 + 3 + 6
+
+
+@pytest.mark.parametrize("size", [3, 50_000])
+def test_outputs_and_results(size):
+    """Small ones are put, large ones exported: a kernel gets the same, and nobody writes to them afterwards."""
+    one, two = jnp.arange(float(size)), jnp.ones(size, "int32")
+    wanted = np.arange(float(size), dtype=np.float32) + 1
+    double = fast_args(lambda x: (x + x, x[:2]))
+    for _ in range(3):
+        total, both = added(one, two)
+        assert {type(total), type(both)} == {type(one)} and is_same(total, wanted) and is_same(both, np.stack([wanted, wanted]))
+        doubled, part = double(one)
+        assert is_same(doubled, 2 * wanted - 2) and type(part) is type(one) and part.tolist() == [0, 1]
+        assert jax.jit(lambda x: x * 2)(total)[1] == 4
+    assert added.counts().slow <= 2
+
+
+@fast_args(out="x[n], y[n] -> total[n], both[2, n]")
+def added(x, y, total, both):
+    total[:] = x + y
+    for i in range(2):
+        both[i] = x + y
+
+
+def test_outputs_that_jax_cannot_make_leave_nothing(monkeypatch):
+    one = jnp.ones(3)
+    added(one, one)
+    before = sys.getrefcount(one)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(framework_of(one)), "tensor_of", lambda self, array: 1 / 0)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                added(one, one)
+    assert added(one, one)[0].tolist() == [2, 2, 2] and sys.getrefcount(one) == before
 
 
 def test_arrays_are_readonly():
