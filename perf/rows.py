@@ -3,6 +3,7 @@
 Here are the rows of calls as such; those of their arguments are in ``rows_arguments.py``.
 """
 
+import importlib.util
 from collections.abc import Iterator
 
 import floor
@@ -215,6 +216,9 @@ def tuples() -> Group:
     return group
 
 
+has_jax = importlib.util.find_spec("jax") is not None
+
+
 def groups() -> list[Group]:
     """All groups, without the rows whose framework is not installed."""
     limit, args = floor.load(), rows_arguments
@@ -228,12 +232,13 @@ def groups() -> list[Group]:
         found.append(conversions())
     if tvm_ffi is not None:
         found.append(polyfilled())
-    return [*found, exports(limit)]
+    found.append(exports(limit))
+    return [*found, *args.jax_arguments()] if has_jax else found
 
 
 def left_out() -> list[str]:
     """One sentence per framework whose rows are missing."""
-    frameworks = (("PyTorch", torch), ("apache-tvm-ffi", tvm_ffi))
+    frameworks = (("PyTorch", torch), ("apache-tvm-ffi", tvm_ffi), ("JAX", has_jax or None))
     missing = [f"{name} is not installed" for name, module in frameworks if module is None]
     nanobind = floor.load_nanobind()
     if isinstance(nanobind, str):

@@ -119,6 +119,37 @@ def torch_arguments(limit) -> Iterator[Group]:
         yield group
 
 
+def jax_arguments() -> Iterator[Group]:
+    """JAX's arrays, and outputs in JAX. Its threads are started here, after all other rows have been made."""
+    import jax
+
+    values = {name: jax.numpy.ones(1) for name in names_of(3)}
+    jax.block_until_ready(values)
+    plain, kernel = float_kernel_of(", ".join(values))
+    group = Group(many(3, "JAX array"))
+    group.add("jax/3/fast", OURS, call("f", values), {"f": kernel, **values})
+    through = call("f", values, "view({})")
+    group.add("jax/3/asarray", "njit(np.asarray(x), …)", through, {"f": plain, "view": np.asarray, **values}, "jax/3/fast")
+    yield group
+
+    def add(x, y, total):
+        for i in range(x.size):
+            total[i] = x[i] + y[i]
+
+    group = Group("An output in JAX: the sum of two arrays of 4 elements")
+    values = {"x": jax.numpy.arange(4.0), "y": jax.numpy.ones(4)}
+    new = "back(f(view(x), view(y)))"
+    jitted = jax.jit(lambda x, y: x + y)
+    group.add("jax/output/jit", "jax.jit(x + y)", "f(x, y)", {"f": jitted, **values})
+    ours = fast_args(out="x[n], y[n] -> total[n]")(add)
+    group.add("jax/output/fast", f"{OURS}, out=…", "f(x, y)", {"f": ours, **values}, "jax/output/jit")
+    sums = numba.njit(lambda x, y: x + y)
+    names = {"f": sums, "view": np.asarray, "back": jax.numpy.asarray, **values}
+    group.add("jax/output/asarray", "jnp.asarray(njit(np.asarray(x), …))", new, names, "jax/output/jit")
+    group.add("jax/result/fast", f"{OURS}, a new array", "f(x, y)", {"f": fast_args(sums.py_func), **values}, "jax/output/jit")
+    yield group
+
+
 def buffer_arguments(limit) -> Iterator[Group]:
     for count in COUNTS:
         group = Group(many(count, "array.array object"))

@@ -46,6 +46,9 @@ def _tensors(book: Book) -> None:
     book.add("3 torch, PyTorch asked about each", "≤ 6 x C without guards", asked, 6, "x")
     without_table = lambda t: t["tableless/fast"] / t["tableless/views"]  # noqa: E731
     book.add("3 torch, no exchange table", "≤ 1 x njit_kernel(x.numpy(), …)", without_table, 1, "x")
+    by_hand = "njit(np.asarray(x), …)"
+    book.add("3 JAX arrays", f"≤ 0.2 x {by_hand}", lambda t: t["jax/3/fast"] / t["jax/3/asarray"], 0.2, "x")
+    book.add("an output in JAX", "≤ 1.3 x jax.jit(x + y)", lambda t: t["jax/output/fast"] / t["jax/output/jit"], 1.3, "x")
     book.add("3 array.array", "≤ 3 x hand-written C", lambda t: t["buffer/3/fast"] / t["buffer/3/c"], 3, "x")
     call = "3 NumPy arrays"
     book.add(call, "≤ 2 x empty C builtin", lambda t: t["numpy/3/fast"] / t["numpy/3/empty"], 2, "x")
