@@ -59,14 +59,12 @@ UNTOUCHED = 0x1DEA
 
 
 def exported(x, table=TABLE):
-    """A new owning export: a ``DLManagedTensorVersioned *``."""
     out = ffi.new("DLManagedTensorVersioned **")
     assert call(table.managed_tensor_from_py_object_no_sync, id(x), address_of(out)) == 0
     return out[0]
 
 
 def delete(managed, prototype=ctypes.CFUNCTYPE):
-    """Call the deleter: without the GIL, unless told otherwise."""
     prototype(None, _at)(address_of(managed.deleter))(address_of(managed))
 
 
@@ -81,7 +79,6 @@ def imported(managed) -> np.ndarray:
 
 
 def borrowed(array):
-    """A ``DLTensor`` that describes an array and owns nothing."""
     out = ffi.new("DLTensor *")
     assert BORROW(array, address_of(out)) == 0
     return out
@@ -123,7 +120,6 @@ def check_describes(tensor, array: np.ndarray, field=None) -> None:
 
 
 def managed_in(capsule):
-    """The managed tensor in a capsule that nobody has taken."""
     name = capsule_name(capsule)
     kind = {b"dltensor_versioned": "DLManagedTensorVersioned *", b"dltensor": "DLManagedTensor *"}[name]
     return ffi.cast(kind, _pointer(capsule, name))
@@ -133,7 +129,6 @@ _USED = ctypes.c_char_p(b"used_dltensor_versioned")
 
 
 def taken_from(capsule):
-    """The managed tensor in a capsule, which is consumed."""
     managed = managed_in(capsule)
     ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), _USED)
     return managed
@@ -179,7 +174,7 @@ def _mapped(array):
 
 
 SOURCES = {
-    **{producer.name.replace("`", ""): producer.make for producer in PRODUCERS if producer.is_installed},
+    **{name.replace("`", ""): make for name, make in PRODUCERS.items()},
     "exchange table": Tabled,
     "max_version ignored": Ignorant,
     "subclass of ndarray": lambda array: array.view(Sub),
@@ -251,7 +246,6 @@ def tensors(source: str, layout: str, dtypes=("u1", "f4")):
 
 
 def one(source: str):
-    """An array of twelve elements and the source's tensor of it."""
     return next(tensors(source, "1-d"))[:2]
 
 
@@ -288,8 +282,6 @@ def place(tensor) -> int:
 
 # ---- ways ------------------------------------------------------------------------------------------------------------
 class Given:
-    """An object whose ``__dlpack__`` is a function, or gives a capsule."""
-
     def __init__(self, give):
         self.give = give if callable(give) else lambda **_: give
 
@@ -301,7 +293,6 @@ class Given:
 
 
 def exporter(tensor):
-    """An object whose ``__dlpack__`` is :func:`to_dlpack`."""
     return Given(functools.partial(to_dlpack, tensor))
 
 
@@ -372,16 +363,6 @@ def together(count: int, work) -> None:
         sys.setswitchinterval(interval)
     for error in raised:
         raise error
-
-
-def is_held(thing: bytearray) -> bool:
-    """Whether somebody has a buffer of a bytearray: then it cannot be resized."""
-    try:
-        thing.append(0)
-    except BufferError:
-        return True
-    thing.pop()
-    return False
 
 
 # ---- processes of their own -------------------------------------------------------------------------------------------

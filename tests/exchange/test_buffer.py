@@ -1,8 +1,4 @@
-"""Objects with Python's buffer protocol: the types and results that ``@njit`` gives them, and released exactly once.
-
-A ``bytearray`` cannot be resized, a ``memoryview`` not released, while somebody holds its buffer: that is how the tests
-know whether it has been given back.
-"""
+"""Objects with Python's buffer protocol: the types and results that ``@njit`` gives them, and released exactly once."""
 
 import array
 import ctypes
@@ -285,8 +281,6 @@ first = fast_args(lambda x: x[0])
 
 
 class Counts:
-    """A buffer made in Python, which uses the kernel and the collector meanwhile."""
-
     def __init__(self, data):
         self.data, self.taken, self.released = data, 0, 0
 

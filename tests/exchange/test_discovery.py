@@ -51,8 +51,6 @@ def test_paths():
 
 
 class Strange(type):
-    """Classes with hash and equality of their own."""
-
     def __eq__(cls, other):
         raise AssertionError("asked")
 

@@ -29,7 +29,6 @@ FUNCTION_TYPES = (
 
 
 def headers():
-    """The ``dlpack.h`` files of installed packages."""
     for package, path in [("torch", "include/ATen/dlpack.h"), ("tvm_ffi", "include/dlpack/dlpack.h")]:
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.origin is not None:

@@ -1,8 +1,4 @@
-"""Hostile and broken producers: each ends in a right result or an exception that names the argument; nothing is lost.
-
-Tables: what a tensor of ``hostile_producers`` says, does or returns, by each way of ``hostile_ways`` into a kernel. After every
-case the process lives, all exports have been given back once, reference counts are what they were, and the next calls are right.
-"""
+"""Hostile and broken producers: each ends in a right result or an exception that names the argument; nothing is lost."""
 
 import gc
 import itertools
@@ -41,7 +37,7 @@ def test_what_an_export_says_besides(name):
 
 
 def half_a_view(tensor, out):
-    hostile.honest_view(tensor, out)
+    hostile.honest(tensor, out)
     out.shape = out.strides = ffi.NULL
 
 
@@ -156,25 +152,19 @@ def four_known_tensors() -> list:
     return tensors
 
 
-def test_a_view_that_writes_nothing_is_not_taken_for_the_argument_before_it():
-    tensors = four_known_tensors()
-    for i in range(4):
-        tensors[i].view, tensors[i].behaves = hostile.returning(0), False
-        for _ in range(3):
-            check_end(end_of(four, *tensors), REFUSED, name="abcd"[i], position=i)
-        tensors[i].behaves = True
-        assert four(*tensors) == 1234.0
-
-
-OUTCOMES = ("filled, 0 and BufferError set", "filled, 0 and OSError set", "filled, 0 and KeyboardInterrupt set",
-            "raises BufferError", "filled, -1 and no exception")  # fmt: skip
+OUTCOMES = {name: FUNCTIONS[name] for name in (
+    "filled, 0 and BufferError set", "filled, 0 and OSError set", "filled, 0 and KeyboardInterrupt set", "raises BufferError",
+    "filled, -1 and no exception")} | {"writes nothing": (hostile.returning(0), REFUSED)}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
 @pytest.mark.parametrize("position", range(4))
 def test_beside_others(name, position):
-    """No producer is entered with another one's exception set, none swallows it, also where others are not those planned."""
-    act, ends = FUNCTIONS[name]
+    """No producer is entered with another one's exception set, none swallows it, also where others are not those planned.
+
+    A view that writes nothing is not taken for the argument before it.
+    """
+    act, ends = OUTCOMES[name]
     tensors, where = four_known_tensors(), {"name": "abcd"[position], "position": position}
     tensors[position].view = act
     for _ in range(3):
@@ -192,13 +182,13 @@ def test_beside_others(name, position):
     assert four(*tensors) == 1234.0
 
 
-@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 3), (4, 2)])
-def test_of_two_hostile_tensors_the_first_decides(first, second):
-    tensors = four_known_tensors()
-    for tensor, number in zip(tensors[1:], (first, second), strict=False):
-        tensor.view, tensor.behaves = FUNCTIONS[OUTCOMES[number]][0], False
-    for _ in range(3):
-        check_end(end_of(four, *tensors), FUNCTIONS[OUTCOMES[first]][1], name="b", position=1)
+def test_of_two_hostile_tensors_the_first_decides():
+    for (first, ends), (second, _) in itertools.permutations(OUTCOMES.values(), 2):
+        tensors = four_known_tensors()
+        for tensor, act in zip(tensors[1:], (first, second), strict=False):
+            tensor.view, tensor.behaves = act, False
+        for _ in range(3):
+            check_end(end_of(four, *tensors), ends, name="b", position=1)
 
 
 # ---- different at each look ------------------------------------------------------------------------------------------
@@ -248,16 +238,15 @@ def test_a_call_uses_one_look_from_beginning_to_end(what):
 
 
 @pytest.mark.parametrize("calls", [0, WARM])
-def test_the_same_tensor_twice_in_a_call_different_at_each_look(calls):
+@pytest.mark.parametrize(("cls", "nogil"), [(Viewed, False), (Exported, False), (Viewed, True)], ids=str)
+def test_the_same_tensor_twice_in_a_call_different_at_each_look(cls, nogil, calls):
     """An export that was made before the one that differs is given back, also by a cache entry."""
-    for cls, nogil in ((Viewed, False), (Exported, False), (Viewed, True)):
-        sizes, change = fast_args(lambda a, b: a.size * 10 + b.size, nogil=nogil), changing({}, {"shape": (2,)}, {"code": 0})
-        tensor = cls(view=change, export=change, behaves=True)
-        for _ in range(calls):
-            assert sizes(tensor, tensor) == 44
-        tensor.behaves = False
-        assert {end_of(sizes, tensor, tensor) for _ in range(4)} <= {44, 42, 24}
-        tensor.ledger.check(tensor.ledger.made)
+    sizes, change = fast_args(lambda a, b: a.size * 10 + b.size, nogil=nogil), changing({}, {"shape": (2,)}, {"code": 0})
+    tensor = cls(view=change, export=change, behaves=True)
+    assert [sizes(tensor, tensor) for _ in range(calls)] == [44] * calls
+    tensor.behaves = False
+    assert {end_of(sizes, tensor, tensor) for _ in range(4)} <= {44, 42, 24}
+    tensor.ledger.check(tensor.ledger.made)
 
 
 counted_size = numba.njit(size_of)
@@ -285,8 +274,8 @@ def test_a_failure_at_any_one_look(cls, bad):
 def test_refusals_leave_nothing_behind():
     """By each way there are as many objects after 25 rounds of what is hostile as before."""
     done = {
-        "view": [FUNCTIONS[what][0] for what in OUTCOMES[:2]] + [half_a_view, hostile.returning(-1)],
-        "export": [FUNCTIONS[what][0] for what in OUTCOMES[3:]] + [null, hostile.returning(0)],
+        "view": [act for act, _ in [*OUTCOMES.values()][:2]] + [half_a_view, hostile.returning(-1)],
+        "export": [act for act, _ in [*OUTCOMES.values()][3:]] + [null],
         "give": [RETURNS["None"], RETURNS["a consumed capsule"], raising(BufferError)],
     }
     said = [CONTENTS[what][0] for what in ("2 lanes", "ndim -1", "NULL data and a byte offset of 0", "device kDLCUDA")]

@@ -26,7 +26,6 @@ each_form = pytest.mark.parametrize(("cls", "give", "export", "name"), [
 
 @each_form
 def test_the_same_capsule_again(cls, give, export, name):
-    """The second time it has been consumed."""
     again = functools.cache(give)
     tensor = cls(again)
     assert total(1.0, cls(give)) == total(1.0, tensor) == 6.0  # a call that compiles may ask for a second one

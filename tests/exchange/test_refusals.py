@@ -16,17 +16,18 @@ import numpy as np
 import pytest
 from counting import Exported, no_violations, scene
 from frameworks import has_table, torch
-from interoperability import jax, pyarrow
+from interoperability import jax
 from odd_tensors import ODD
 
 from exchanges import (  # isort: skip
     ATTRIBUTE, BORROW, CALLS, CONVERSIONS, COUNTED, EXPORT, FORMS, IMPORT, OLDER, SWAPPED, TARGETS, WRAPPERS, ByProperty, BySlot,
-    Given, Sub, delete, elements, end_of, eventually, failing, is_held, ml_dtypes, needs_the_attribute_free, place, versioned,
+    Given, Sub, delete, elements, end_of, eventually, failing, ml_dtypes, needs_the_attribute_free, place, versioned,
 )
 from hostile_producers import CONTENTS, EXPORTED, RETURNS, Gives, raising
 
 from made_producers import (  # isort: skip
-    Dunder, Ledger, Legacy, Tabled, address_of, capsule, exchange_table, export_versioned, tabled_type, tabled_type_with_methods,
+    Dunder, Ledger, Legacy, Tabled, address_of, capsule, exchange_table, export_versioned, is_held, tabled_type,
+    tabled_type_with_methods,
 )
 from oracle import references_kept, type_and_message
 
@@ -336,23 +337,11 @@ class OwnTensor(torch.Tensor if torch is not None else object):
     pass
 
 
-SUBCLASSES = [Sub, np.memmap, np.recarray, np.ma.MaskedArray]
 INSTANCES = [np.arange(4.0), np.arange(4.0).view(Sub), np.rec.array(np.arange(3.0))]
 if torch is not None:
-    SUBCLASSES += [OwnTensor, torch.nn.Parameter, torch.nn.Buffer, torch.nn.UninitializedParameter]
     INSTANCES += [torch.ones(3), torch.ones(3).as_subclass(OwnTensor), torch.nn.Parameter(torch.ones(3), False)]
-if pyarrow is not None:
-    SUBCLASSES += [pyarrow.DoubleArray, pyarrow.Int32Array]
 if jax is not None:
     INSTANCES += [jax.numpy.ones(3)]
-
-
-@pytest.mark.parametrize("to", SUBCLASSES, ids=lambda to: to.__name__)
-def test_subclasses_as_targets(to):
-    for x in (*INSTANCES, Tabled(np.arange(4.0)), Dunder(np.arange(4.0)), bytearray(b"abc")):
-        for options in (*FORMS, {"copy": True}):
-            end = end_of(convert, x, to, **options)
-            assert isinstance(end, (to, TypeError, BufferError, ValueError)), (type(end), type(x), options)
 
 
 @pytest.mark.parametrize("x", INSTANCES, ids=lambda x: type(x).__name__)
@@ -365,6 +354,9 @@ def test_instances_of_subclasses(x):
         assert len({(type(end), end is x) for end in ends}) == 1 and (to is not type(x) or ends[0] is x), list(map(type, ends))
         copied = end_of(convert, x, to, copy=True)
         assert isinstance(copied, TypeError) or (place(copied) != place(x) and copied.tolist() == x.tolist())
+    for other in INSTANCES:
+        end = end_of(convert, other, type(x))
+        assert isinstance(end, (type(x), TypeError, BufferError, ValueError)), (type(end), type(other))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -422,19 +414,3 @@ def test_other_frameworks_follow_no_lie(target):
                     assert elements(end).sum() in (*(ends if isinstance(ends, tuple) else (ends,)), 6.0)
                 del end
                 assert "no deleter" in name or eventually(lambda tensor=tensor: not tensor.ledger.out), "not given back"
-
-
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("value", "place"), [
-    ([2**70], r"item \[0\]"), ([1, 2**70], r"item \[1\]"), ([[2**70]], r"item \[0\]\[0\]"), ([(1, 2**70)], r"item \[0\]\[1\]"),
-    ({2**70}, r"item \[0\]"), ((1, [2**70]), r"item \[1\]\[0\]"),
-])  # fmt: skip
-def test_ints_beyond_64_bits_inside(value, place):
-    with pytest.raises(OverflowError, match=rf"argument 'x' \(position 0\).*{place}.* does not fit into 64 bits"):
-        size(value)
-
-
-def test_an_extent_below_64_bits():
-    kernel = fast_args(lambda x, m, y: None, out="x[n], m -> y[m]")
-    with pytest.raises(OverflowError, match=r"argument 'm' \(position 1\) is an extent .* does not fit into 64 bits"):
-        kernel(np.ones(2), -(2**70))

@@ -1,6 +1,5 @@
 """The registry of DLPack types: NumPy 2.5's rules on every NumPy, held against NumPy's own where it has one."""
 
-import ctypes
 import itertools
 import sys
 import textwrap
@@ -9,19 +8,17 @@ import time
 import numba
 import numpy as np
 import pytest
-from exchanges import borrowed, end_of, exported, ml_dtypes, needs_ml_dtypes, together
+from exchanges import borrowed, end_of, exported, managed_in, ml_dtypes, needs_ml_dtypes, together
 from forked import needs_fork, run_forked
 from oracle import type_and_message
 
 from fastexchange import fast_args, from_dlpack, to_dlpack
-from fastexchange._abi import ffi
 from fastexchange.ground import dtype_registry
 from fastexchange.ground.dlpack import VERSION, DLDataTypeCode
 from fastexchange.ground.dtype_registry import dtype_of, key_of, padded_key_of, register_dlpack_dtype
 from fastexchange.ground.dtypes import dtype_field, storage_of
 
 NUMPY_REGISTERS = hasattr(np.dtypes, "register_dlpack_dtype")
-needs_numpy_registry = pytest.mark.skipif(not NUMPY_REGISTERS, reason="NumPy 2.5 has a registry of its own")
 ML_DTYPES, ML_DTYPES_PADDED = dtype_registry.ML_DTYPES, dtype_registry.ML_DTYPES_PADDED
 PLAIN = "?bBhHiIlLqQefdFD"
 
@@ -45,12 +42,10 @@ def swapped(dtype) -> np.dtype:
 
 def exported_key(dtype) -> tuple[int, int] | None:
     """What NumPy writes into the capsule."""
-    get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-    try:
-        capsule = np.empty(1, dtype).__dlpack__(max_version=VERSION)
-    except BufferError:
+    capsule = end_of(np.empty(1, dtype).__dlpack__, max_version=VERSION)
+    if isinstance(capsule, BufferError):
         return None
-    dtype = ffi.cast("DLManagedTensorVersioned *", get(capsule, b"dltensor_versioned")).dl_tensor.dtype
+    dtype = managed_in(capsule).dl_tensor.dtype
     return dtype.code, dtype.bits
 
 
@@ -240,24 +235,6 @@ def test_less_than_a_byte_is_not_exchanged_and_a_kernel_gets_it_as_bytes(name):
     assert "uint8" in str(summed.explain(array))
     for give in (from_dlpack, to_dlpack, exported, borrowed):  # the latter two as C calls them
         assert type_and_message(give, array)[0] is BufferError
-
-
-# ---- NumPy's own registry ------------------------------------------------------------------------------------------
-@needs_numpy_registry
-@pytest.mark.parametrize("size", [1, 3, 8, 31])
-def test_what_numpy_was_told_is_known_in_either_order(size, code):
-    (first, second), other, bits = (fresh(size), fresh(size)), next(_codes), 8 * size
-    np.dtypes.register_dlpack_dtype((code, bits), first)
-    np.dtypes.register_dlpack_dtype((other, bits), second)
-    assert dtype_of(code, bits) is first and key_of(first) == (code, bits)
-    assert key_of(second) == (other, bits) and dtype_of(other, bits) is second
-    register_dlpack_dtype((code, bits), first)
-    conflicting = fresh(size)
-    with pytest.raises(ValueError, match="is imported as"):
-        register_dlpack_dtype((code, bits), conflicting)
-    assert exported_key(conflicting) == (code, bits) == key_of(conflicting)
-    with pytest.raises(ValueError, match="is exported as"):
-        register_dlpack_dtype((next(_codes), bits), first)
 
 
 # ---- interpreters of their own: what is registered stays -----------------------------------------------------------

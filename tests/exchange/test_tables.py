@@ -1,7 +1,4 @@
-"""Real exchange tables beside PyTorch's: PaddlePaddle's tensors, and ``cuda.core``'s views of memory, here of the CPU's.
-
-Their round trips are in ``test_round_trips.py``, all dtypes and layouts in kernels in ``test_interoperability.py``.
-"""
+"""Real exchange tables beside PyTorch's: PaddlePaddle's tensors, and ``cuda.core``'s views of memory, here of the CPU's."""
 
 import gc
 import sys

@@ -64,8 +64,6 @@ def equal(got, want):
 
 
 # ---- the formats ---------------------------------------------------------------------------------------------------
-
-
 @of_each
 def test_the_table_of_formats_says_the_same_as_the_oracle(form):
     ours = next(each for each in FORMATS if each.name == form.name)
@@ -92,7 +90,6 @@ def test_the_oracle_says_the_same_as_pytorch_and_ml_dtypes(form):
 
 
 # ---- load and store ------------------------------------------------------------------------------------------------
-
 CONVERSIONS = (
     ("x", "read[i] = x[i]"), ("single", "stored[i] = single[i]"), ("double", "rounded[i] = double[i]"), ("x", "copied[i] = x[i]"),
     ("x", "other[i] = x[i]"),
@@ -214,7 +211,6 @@ def test_bools_floats_and_complex_numbers_of_elements(form):
 
 
 # ---- operators -----------------------------------------------------------------------------------------------------
-
 COMPARED = [operator.lt, operator.le, operator.eq, operator.ne, operator.ge, operator.gt]
 OPERATORS = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}
 COMPUTED = (
@@ -277,7 +273,6 @@ def test_operators_of_a_hundred_million_pairs(form, way):
 
 
 # ---- functions -----------------------------------------------------------------------------------------------------
-
 OTHERS = abs, max, min, float, np.float32, operator.neg, operator.pos, operator.mod, operator.pow, operator.floordiv
 SOME = (
     math.sqrt, math.floor, math.isnan, np.exp, np.sign, abs, operator.neg, float, math.atan2, max, np.fmod, operator.pow,
@@ -339,7 +334,6 @@ def test_functions_are_those_of_float32(form, module):
 
 
 # ---- promotion -----------------------------------------------------------------------------------------------------
-
 PROMOTED = {
     "?": "f4", "i1": "f4", "u1": "f4", "i2": "f4", "u2": "f4", "i4": "f8", "u4": "f8", "i8": "f8", "u8": "f8", "f4": "f4",
     "f8": "f8", "c8": "c8", "c16": "c16",
@@ -378,8 +372,6 @@ def test_promotion_of_what_kernels_return():
 
 
 # ---- other processors, and versions of NumPy -----------------------------------------------------------------------
-
-
 def test_a_numpy_whose_functions_name_no_module():
     """As before NumPy 2.2. What Numba's decorator of types asks for is not needed."""
     fork_python("""

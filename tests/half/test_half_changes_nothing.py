@@ -11,9 +11,8 @@ from numba import types
 from numba.core.registry import cpu_target
 from numba.core.typing.templates import builtin_registry
 
+
 # ---- what Numba consists of ------------------------------------------------------------------------------------------
-
-
 def is_kept(value):
     return inspect.isfunction(value) or isinstance(value, types.Type)
 
@@ -57,7 +56,6 @@ def changed(before):
 
 
 # ---- what plain programs do ------------------------------------------------------------------------------------------
-
 NUMBERS = types.boolean, types.int8, types.int64, types.uint64, types.float32, types.float64, types.complex64, types.literal(2)
 KINDS = *NUMBERS, types.float32[::1], types.int64[:, :], types.float64[::1, :], types.UniTuple(types.int64, 2), types.float16[:]
 OF_TWO = (
