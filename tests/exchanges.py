@@ -14,6 +14,7 @@ import pickle
 import sys
 import threading
 import time
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -157,12 +158,7 @@ class BySlot:
         self.inner = self.__dlpack_c_exchange_api__ = inner
 
 
-class Derived(Wrapper):
-    pass
-
-
-ByProperty = Wrapper
-WRAPPERS = [ByProperty, ByCachedProperty, BySlot, Derived]
+WRAPPERS = [Wrapper, ByCachedProperty, BySlot]
 
 
 def _mapped(array):
@@ -182,12 +178,12 @@ SOURCES = {
     "mmap": _mapped,
     "wrapper of a table's": lambda array: BySlot(Tabled(array)),
     "wrapper of __dlpack__": lambda array: ByCachedProperty(Dunder(array)),
-    "wrapper of legacy __dlpack__": lambda array: Derived(Legacy(array)),
-    "wrapper of a wrapper of a memoryview": lambda array: ByProperty(BySlot(memoryview(array))),
+    "wrapper of legacy __dlpack__": lambda array: Wrapper(Legacy(array)),
+    "wrapper of a wrapper of a memoryview": lambda array: Wrapper(BySlot(memoryview(array))),
 }
 """By name: what makes a tensor over an array's memory, or over a copy of its own, or raises."""
 if torch is not None:
-    SOURCES["wrapper of PyTorch's"] = lambda array: ByProperty(SOURCES["torch.Tensor"](array))
+    SOURCES["wrapper of PyTorch's"] = lambda array: Wrapper(SOURCES["torch.Tensor"](array))
 ALWAYS_READONLY = ("jax.Array", "pyarrow.Array", "bytes", "only legacy __dlpack__", "max_version ignored",
                    "wrapper of legacy __dlpack__")  # fmt: skip
 """Immutable, or exported by legacy capsules, which cannot say that they are not."""
@@ -345,24 +341,13 @@ def eventually(condition) -> bool:
 
 def together(count: int, work) -> None:
     """Run ``work(i)`` in `count` threads that start at once and take turns quickly. What any of them raises is raised."""
-    barrier, raised, interval = threading.Barrier(count), [], sys.getswitchinterval()
-
-    def run(i):
-        barrier.wait()
-        try:
-            work(i)
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    barrier, interval = threading.Barrier(count), sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        with futures.ThreadPoolExecutor(count) as pool:
+            list(pool.map(lambda i: (barrier.wait(), work(i)), range(count)))
     finally:
         sys.setswitchinterval(interval)
-    for error in raised:
-        raise error
 
 
 # ---- processes of their own -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What ``test_fuzz.py`` is made of: random arrays, how kernels report them, random DLTensors and tables."""
+"""What ``test_fuzz.py`` is made of: random arrays, how kernels report them, random DLTensors."""
 
 import dataclasses
 import functools
@@ -20,9 +20,9 @@ from numba.extending import overload
 from oracle import numbas
 
 from made_producers import (  # isort: skip
-    ONLY_NUMBA, TABLE_CAPSULE, Dunder, Ledger, Legacy, Tabled, WithMethods, address_of, capsule, exchange_table, ffi, tabled_type,
+    ONLY_NUMBA, Dunder, Ledger, Legacy, Tabled, address_of, ffi, tabled_type,
 )
-from fastexchange import exchange_api, fast_args, from_dlpack
+from fastexchange import fast_args, from_dlpack
 
 try:
     import ml_dtypes
@@ -169,8 +169,7 @@ def specs(draw, kind: Kind, negative: bool = True, fractional: bool = False):
 
 
 # ---- random DLTensors ------------------------------------------------------------------------------------------------
-VIEW, EXPORT = "dltensor_from_py_object_no_sync", "managed_tensor_from_py_object_no_sync"
-REQUIRED = ("managed_tensor_allocator", EXPORT, "managed_tensor_to_py_object_no_sync", "current_work_stream")
+VIEW = "dltensor_from_py_object_no_sync"
 NAMES = {"?": (6, 8), **{f"{kind}{size}": (code, 8 * size) for code, kind, sizes in (
     (0, "i", (1, 2, 4, 8)), (1, "u", (1, 2, 4, 8)), (2, "f", (2, 4, 8)), (5, "c", (8, 16))) for size in sizes}}  # fmt: skip
 FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
@@ -184,7 +183,6 @@ LARGEST = 2**55
 LARGEST_OFFSET = 2**60
 LOWEST_ADDRESS = 2**22
 MAX_NDIM = 64
-MAX_TABLES = 64
 
 KERNEL_KINDS = {("f8", 1), ("c8", 2), ("?", 0), ("u1", 3)}
 """Dtypes and ranks of accepted tensors of which kernels are called: each is compiled for. ``from_dlpack`` takes all."""
@@ -405,125 +403,22 @@ def led_to(shape, strides):
     return tuple(stride if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True))
 
 
-# ---- random exchange tables ------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class TableCase:
-    """A type with a chain of tables, the last pointing back to the one at `back`; `methods`: who has ``__dlpack__``.
-
-    Of each table: its version, which of its functions are NULL, and who has written the others, one of three.
-    """
-
-    tables: list[tuple[tuple[int, int], tuple[str, ...], int]]
-    back: int | None = None
-    attribute: str = "__dlpack_c_exchange_api__"
-    methods: str = "none"
+CASES = st.tuples(tensors(), st.sampled_from(sorted(PRODUCERS)), st.sampled_from(sorted(CONSUMERS)))
 
 
-_calls: set[str] = set()
-
-
-def _functions_of(author: int) -> dict:
-    """Those of an exchange table, which note that they were called."""
-
-    @ffi.callback("int(void *, DLTensor *)")
-    def view(py_object, out):
-        _calls.add(f"view {author}")
-        return made_producers.borrow(py_object, out)
-
-    @ffi.callback("int(void *, DLManagedTensorVersioned **)")
-    def export(py_object, out):
-        _calls.add(f"export {author}")
-        return made_producers.export(py_object, out)
-
-    return {VIEW: view, EXPORT: export}
-
-
-_functions = [_functions_of(author) for author in range(3)]
-
-
-def make_type(case: TableCase) -> type:
-    made = [None]
-    for version, missing, author in reversed(case.tables):
-        made.insert(0, exchange_table(version, made[0], **{**_functions[author], **dict.fromkeys(missing)}))
-    if case.back is not None:
-        made[-2].header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", made[case.back % len(case.tables)])
-    bases = (WithMethods,) * (case.methods == "inherited") + Tabled.__bases__
-    cls = type("Fuzzed", bases, {case.attribute: capsule(made[0], TABLE_CAPSULE)})
-    return type("FuzzedMethods", (cls,), {**vars(WithMethods)}) if case.methods == "overridden" else cls
-
-
-def expected_way(case: TableCase) -> str | None:
-    """Which function gives the tensor, by the rules of the Python specification; None: TypeError."""
-    by_method = None if case.methods == "none" else "__dlpack__"
-    index = 0
-    for _ in range(MAX_TABLES if case.methods != "overridden" else 0):
-        version, missing, author = case.tables[index]
-        if version[0] == 1:
-            return by_method if {*missing} & {*REQUIRED} else f"{'export' if VIEW in missing else 'view'} {author}"
-        index += 1
-        if index == len(case.tables):
-            if case.back is None:
-                break
-            index = case.back % len(case.tables)
-    return by_method
-
-
-VERSIONS = st.tuples(st.one_of(st.just(1), st.sampled_from([1, 2, 0]), UINT32), UINT32)
-MISSING = st.one_of(st.just(()), st.lists(st.sampled_from((VIEW, *REQUIRED)), max_size=2, unique=True).map(tuple))
-AROUND_THE_LIMIT = st.integers(-400, 66).map(lambda count: [((2, 0), (), 0)] * max(count, 0) if count > 59 else [])
-"""Tables of another version that stand before the others, now and then as many as are followed."""
-TABLE_CASES = st.builds(
-    TableCase,
-    st.builds(list.__add__, AROUND_THE_LIMIT, st.lists(st.tuples(VERSIONS, MISSING, st.integers(0, 2)), min_size=1, max_size=5)),
-    st.one_of(st.none(), st.none(), st.integers(0, 9)),
-    st.sampled_from(("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")),
-    st.sampled_from(("none", "none", "inherited", "inherited", "overridden")),
-)
-last_of = fast_args(lambda x: x[-1])
-
-
-def try_tables(case: TableCase) -> str:
-    """A type with these tables takes the way that :func:`expected_way` says, or is refused. Returns the way."""
-    cls, want = make_type(case), expected_way(case)
-    tensor = cls(np.full(3, 2.0))
-    for call in (last_of, last_of, lambda x: last_of(x=x), from_dlpack, lambda x: exchange_api(cls)):
-        _calls.clear()
-        tensor.dunder_calls = 0
-        try:
-            got = call(tensor)
-        except TypeError as error:
-            assert want is None, f"refused, though it is {want}: {error}"
-        else:
-            assert want is not None, f"accepted: {got}"
-            used = _calls | {"__dlpack__"} if tensor.dunder_calls else _calls
-            way = want.replace("view", "export") if call is from_dlpack else want
-            assert type(got).__name__ == "PyCapsule" or (used == {way} and np.all(got == np.float64(2.0))), (got, used)
-            del got
-        tensor.ledger.check(tensor.ledger.made)
-    return want.partition(" ")[0] if want else "refused"
-
-
-# ---- running them ----------------------------------------------------------------------------------------------------
-FUZZERS = {
-    "tensors": (try_tensor, st.tuples(tensors(), st.sampled_from(sorted(PRODUCERS)), st.sampled_from(sorted(CONSUMERS)))),
-    "tables": (try_tables, TABLE_CASES),
-}
-
-
-def fuzz(name: str, examples: int, number: int, note: str) -> None:
+def fuzz(examples: int, number: int, note: str) -> None:
     """Try `examples` random examples, always the same ones for the same `number`; print what came of them.
 
     Each is written to the file `note` before it is tried.
     """
-    attempt, strategy = FUZZERS[name]
     outcomes = set()
 
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @seed(number)
-    @given(strategy)
+    @given(CASES)
     def run(case):
         Path(note).write_text(f"{case!r}\n")
-        outcomes.add(attempt(case))
+        outcomes.add(try_tensor(case))
 
     run()
     print(json.dumps(sorted(outcomes)))

@@ -5,6 +5,7 @@
 
 import array as array_module
 import functools
+import importlib
 import itertools
 import sys
 from collections.abc import Callable
@@ -22,19 +23,15 @@ from oracle import seen_type  # noqa: E402
 
 from fastexchange import convert, fast_args, from_dlpack  # noqa: E402
 
-try:
-    import jax
-except ImportError:
-    jax = None
-try:
-    import pyarrow
-except ImportError:
-    pyarrow = None
-try:
-    import ml_dtypes
-except ImportError:
-    ml_dtypes = None
 
+def optional(module: str):
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+jax, pyarrow, ml_dtypes = map(optional, ("jax", "pyarrow", "ml_dtypes"))
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- interoperability: begin -->\n", "<!-- interoperability: end -->\n"
 DTYPES = NUMPY_DTYPES if ml_dtypes is None else (*NUMPY_DTYPES, "bfloat16")
@@ -190,13 +187,15 @@ def memory_of(tensor, array: np.ndarray) -> tuple[int, int]:
     """First byte and end of the memory that a producer's tensor has."""
     if isinstance(tensor, (array_module.array, bytes, bytearray)):
         memory = np.frombuffer(tensor, "u1")
-        return memory.ctypes.data, memory.ctypes.data + memory.nbytes
-    if jax is not None and isinstance(tensor, jax.Array):
-        return tensor.unsafe_buffer_pointer(), tensor.unsafe_buffer_pointer() + max(tensor.nbytes, 1)
-    if pyarrow is not None and isinstance(tensor, pyarrow.Array):
-        return tensor.buffers()[1].address, tensor.buffers()[1].address + max(tensor.nbytes, 1)
-    base = array.base if array.base is not None else array
-    return base.ctypes.data, base.ctypes.data + max(base.nbytes, 1)
+        first, size = memory.ctypes.data, memory.nbytes
+    elif jax is not None and isinstance(tensor, jax.Array):
+        first, size = tensor.unsafe_buffer_pointer(), tensor.nbytes
+    elif pyarrow is not None and isinstance(tensor, pyarrow.Array):
+        first, size = tensor.buffers()[1].address, tensor.nbytes
+    else:
+        base = array.base if array.base is not None else array
+        first, size = base.ctypes.data, base.nbytes
+    return first, first + max(size, 1)
 
 
 def cases_in(layout: str, way: str) -> list[tuple[str, bool]]:

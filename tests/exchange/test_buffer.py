@@ -12,16 +12,13 @@ import numpy as np
 import pytest
 from counting import scene
 from exchanges import CALLS, CONVERSIONS, SWAPPED, counted, end_of
+from interoperability import optional
 from made_producers import Dunder, Ledger, is_held
 from oracle import check_same_as_njit, numbas, references_kept, type_and_message
 
 from fastexchange import explain, fast_args, from_dlpack, to_dlpack
 
-try:
-    import _testbuffer  # CPython's own tests come with it: buffers of any format and layout
-except ImportError:
-    _testbuffer = None
-
+_testbuffer = optional("_testbuffer")  # CPython's own tests come with it: buffers of any format and layout
 pick = fast_args(lambda x, i: x[i])
 KERNELS = {
     0: fast_args(lambda x: x.ndim),

@@ -3,7 +3,6 @@
 import collections
 import gc
 import sys
-import weakref
 
 import numba
 import numpy as np
@@ -134,17 +133,6 @@ def test_the_table_is_found_once_per_type_for_all_kernels():
 
 
 # ---- types that die ------------------------------------------------------------------------------------------------
-def test_a_type_can_die_and_its_entry_with_it():
-    for cls in (type("Mortal", (Dunder,), {}), type("Mortal", (Tabled,), {})):
-        tensor, kernel = cls(np.ones(3)), fast_args(lambda x: 1)
-        assert [total(tensor), total(tensor), kernel(tensor), kernel(tensor)] == [3.0, 3.0, 1, 1]
-    reference, entries = weakref.ref(cls), len(runtime().entries)
-    del cls, tensor
-    gc.collect()
-    assert reference() is None and len(runtime().entries) < entries
-    assert kernel(np.ones(2)) == kernel(Tabled(np.ones(2))) == 1
-
-
 def test_types_made_in_a_loop_hit_no_stale_entry_and_do_not_pile_up():
     """1,000 types of four kinds in turn (100,000 in ``soak.py``): one that took another's place is never taken for it."""
     ones, twos, addresses = np.full(3, 1.0), np.full(3, 2.0), set()
@@ -179,7 +167,6 @@ def named_tuples():
 
 PILES = {
     # what: (a generator, how many entries may be left of its things)
-    "types": (lambda: (type("Brief", (Tabled,), {})(np.ones(2)) for _ in range(300)), 1),
     "jitted functions": (lambda: (numba.njit(lambda x: x) for _ in range(5)), 6),
     "classes of named tuples": (named_tuples, 4),
     # Every array of a structured dtype may bring a dtype object of its own.

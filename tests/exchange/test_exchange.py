@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from exchanges import (  # isort: skip
-    ATTRIBUTE, COPIED, OLDER, PADDED, READONLY, SOURCES, SWAPPED, TABLE_PRELUDE, WRAPPERS, ByProperty, Sub, call, delete,
+    ATTRIBUTE, COPIED, OLDER, PADDED, READONLY, SOURCES, SWAPPED, TABLE_PRELUDE, WRAPPERS, Wrapper, Sub, call, delete,
     exported, needs_the_attribute_free, place, table_in,
 )
 from forked import needs_fork, run_forked
@@ -249,21 +249,6 @@ if tvm_ffi is not None:
     unpolyfill(np.ndarray)
     assert np.array_equal(np.from_dlpack(echo(array)), array)  # tvm-ffi keeps what it found: the table is still there
     """,
-        "tvm-ffi allocates with our function": """
-    polyfill(np.ndarray)
-    allocate = ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi()).TVMFFIEnvTensorAlloc
-    codes, kept = [], []
-
-    def inside(tensor):
-        for shape, device in (((2, 3), 1), ((2, 3), 2), ((2**62,), 1), ((0,), 1)):
-            prototype, handle = ffi.new("DLTensor *"), ctypes.c_void_p()
-            kept.append(fill(prototype, np.empty(0, "f4"), shape=shape, ndim=len(shape), device_type=device))
-            codes.append(allocate(ctypes.c_void_p(address_of(prototype)), ctypes.byref(handle)))
-        return 7
-
-    assert apply(tvm_ffi.convert(inside), np.zeros(3)) == 7
-    assert codes == [0, -1, -1, 0], codes
-    """,
     }
 
 
@@ -310,7 +295,7 @@ def test_a_wrapper_stands_for_what_it_wraps(wrapper):
     ledger.check(16)
 
 
-class WithMethods(ByProperty):
+class WithMethods(Wrapper):
     def __init__(self, inner=None, ledger=None):
         super().__init__(inner)
         self.own = Dunder(np.full(3, 7.0), ledger)
@@ -343,7 +328,7 @@ def test_a_wrapper_is_asked_itself_where_it_forwards_to_nothing():
     ring.inner = None
     for take in (seen, seen_unlocked, from_dlpack, lambda x: convert(x, np.ndarray)):
         assert type_and_message(take, Raises(KeyboardInterrupt))[0] is KeyboardInterrupt
-    assert seen(np.arange(3.0))[1] == seen(ByProperty(np.arange(3.0)))[1] == 3.0
+    assert seen(np.arange(3.0))[1] == seen(Wrapper(np.arange(3.0)))[1] == 3.0
 
 
 class Calls:
@@ -359,7 +344,7 @@ class Calls:
 
 def test_what_nobody_else_holds_lives_as_long_as_it_is_needed():
     ledger = Ledger()
-    for make in (lambda: np.full(1000, 2.0), lambda: Tabled(np.full(1000, 2.0), ledger), lambda: ByProperty(np.full(1000, 2.0))):
+    for make in (lambda: np.full(1000, 2.0), lambda: Tabled(np.full(1000, 2.0), ledger), lambda: Wrapper(np.full(1000, 2.0))):
         wrapped = Calls(make)
         views = [from_dlpack(wrapped) for _ in range(20)]
         assert [seen(wrapped)[1] for _ in range(20)] == [2000.0] * 20
@@ -371,7 +356,7 @@ def test_what_nobody_else_holds_lives_as_long_as_it_is_needed():
 def test_what_a_wrapper_wraps_may_change_from_call_to_call():
     array = np.arange(4.0)
     inners = [array, array.astype("f4"), array.astype("i8")[::2], Tabled(array), Dunder(array), memoryview(array), array[None]]
-    wrapped = ByProperty(None)
+    wrapped = Wrapper(None)
     for _ in range(3):
         for inner in inners:
             wrapped.inner = inner
@@ -385,7 +370,7 @@ def test_a_wrapper_may_call_the_kernel_itself_or_be_a_table_by_inheritance():
     array = np.arange(4.0)
 
     def busy():
-        assert seen(np.arange(3.0))[1] == seen(ByProperty(np.arange(3)))[1] == 3
+        assert seen(np.arange(3.0))[1] == seen(Wrapper(np.arange(3)))[1] == 3
         gc.collect()
         return array
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import sys
 import threading
 import weakref
@@ -266,44 +267,31 @@ def test_dropping_the_last_references_in_the_middle(time):
     ledger.check(ledger.made)
 
 
+def recurse_without_end():
+    size, unlocked = fast_args(size_of), fast_args(size_of, nogil=True)
+
+    def check(kernel, tensor):
+        for _ in range(2):
+            kind, message = end_of(kernel, 1.0, tensor)
+            assert kind in (RecursionError, BufferError), message
+        tensor.ledger.check(tensor.ledger.made)
+
+    for calls, (cls, kernel) in itertools.product((0, 3), ((Viewed, size), (Exported, size), (Viewed, unlocked))):
+        forever = before(lambda tensor, kernel=kernel: kernel(1.0, tensor))
+        tensor = cls(view=forever, export=forever, behaves=True)
+        assert [kernel(1.0, tensor) for _ in range(calls)] == [4] * calls
+        tensor.behaves = False
+        check(kernel, tensor)
+        tensor.behaves = True
+        assert kernel(1.0, tensor) == 4
+    check(size, Gives(lambda tensor: size(1.0, tensor) and versioned(tensor)))
+    tensor = Exported()  # an endless recursion from a deleter: what it raises goes nowhere, the call is right
+    tensor.delete = lambda: size(1.0, tensor)
+    sys.setrecursionlimit(300)
+    assert size(1.0, tensor) == 4
+    assert tensor.ledger.made > 3 and not hostile.violations
+
+
 def test_recursion_without_end():
     """A producer that calls the kernel with itself, for ever: RecursionError at the latest, and all is given back."""
-    fork_python(
-        """
-        import sys
-        from fastexchange import fast_args
-        from hostile_producers import VIEW, Gives, honest, hostile_type, versioned, violations
-        from oracle import type_and_message
-
-        size, unlocked = fast_args(lambda first, x: x.size), fast_args(lambda first, x: x.size, nogil=True)
-        Viewed, Exported = hostile_type("Viewed"), hostile_type("Exported", **{VIEW: None})
-
-        def check(kernel, tensor):
-            for _ in range(2):
-                kind, message = type_and_message(kernel, 1.0, tensor)
-                assert kind in (RecursionError, BufferError), message
-            tensor.ledger.check(tensor.ledger.made)
-            tensor.behaves = True
-
-        for calls in (0, 3):
-            for cls, kernel in ((Viewed, size), (Exported, size), (Viewed, unlocked)):
-                def forever(tensor, out):
-                    kernel(1.0, tensor)
-                    return honest(tensor, out)
-
-                tensor = cls(view=forever, export=forever, behaves=True)
-                for _ in range(calls):
-                    assert kernel(1.0, tensor) == 4
-                tensor.behaves = False
-                check(kernel, tensor)
-                assert kernel(1.0, tensor) == 4
-        check(size, Gives(lambda tensor: size(1.0, tensor) and versioned(tensor)))
-
-        # An endless recursion from a deleter: what it raises goes nowhere, the call is right.
-        tensor = Exported()
-        tensor.delete = lambda: size(1.0, tensor)
-        sys.setrecursionlimit(300)
-        assert size(1.0, tensor) == 4
-        assert tensor.ledger.made > 3 and not violations
-        """
-    )
+    fork_python("import test_hostile_actions as tests; tests.recurse_without_end()")

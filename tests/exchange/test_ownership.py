@@ -24,7 +24,7 @@ from odd_tensors import ODD
 from counting import (  # isort: skip
     DELETING, PRODUCERS, TENSORS, Exported, Viewed, account, company, end_of, kept, memory_of, no_violations, scene, tensor_of,
 )
-from fastexchange import explain, fast_args, to_dlpack
+from fastexchange import explain, fast_args, from_dlpack, to_dlpack
 from fastexchange.calls import dependencies
 
 assert no_violations  # a fixture
@@ -368,6 +368,7 @@ def refuses(x):
     return x
 
 
+ONES = np.ones(3)
 LEAVES = {
     "itself": (test_escape.itself, []),
     "two parts": (test_escape.two_parts, []),
@@ -375,6 +376,11 @@ LEAVES = {
     "more": (lambda x: gather(x, 1, None, 2.5, (1, 2)), []),
     "an exception": (functools.partial(end_of, fast_args(refuses)), []),
     "a refusal": (functools.partial(end_of, gather, 1, object()), []),
+    **{f"a refusal by {take.__name__}, {how}": (lambda x, take=take, make=make: end_of(take, make(x)), [])
+       for take in (gather, from_dlpack, to_dlpack) for how, make in {
+           "of what lies": lambda x: Dunder(ONES, lanes=2), "of what raises": raises(BufferError),
+           "of an export that sets": lambda x: Exported(ONES, export=FUNCTIONS["0 and BufferError set"][0]),
+           "of a view that fails": lambda x: Viewed(ONES, view=FUNCTIONS["-1 and no exception, -1"][0])}.items()},
     "an array": (fast_args(lambda x: x[1:]), [np.ndarray, np.dtype("f8")]),
     "a text": (fast_args(lambda x: TEXT), [TEXT]),
     "a tuple with a text": (fast_args(lambda x: (x[0], TEXT)), [TEXT, tuple]),
@@ -409,7 +415,7 @@ class Forgetful(list):
 @pytest.mark.parametrize("name", LEAVES)
 def test_a_thousand_calls_leave_nothing(name):
     call, constants = LEAVES[name]
-    for kind in TENSORS:
+    for kind in TENSORS if "refusal by" not in name else ["numpy"]:
         ledger, memory = Ledger(), np.arange(4.0)
         tensor = tensor_of(kind, memory, ledger)
         if isinstance(tensor, Dunder):

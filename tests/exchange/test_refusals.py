@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from counting import Exported, no_violations, scene
 from frameworks import has_table, torch
-from interoperability import jax
+from interoperability import jax, optional
 from odd_tensors import ODD
 
 from exchanges import (  # isort: skip
-    ATTRIBUTE, BORROW, CALLS, CONVERSIONS, COUNTED, EXPORT, FORMS, IMPORT, OLDER, SWAPPED, TARGETS, WRAPPERS, ByProperty, BySlot,
+    ATTRIBUTE, BORROW, CALLS, CONVERSIONS, COUNTED, EXPORT, FORMS, IMPORT, OLDER, SWAPPED, TARGETS, WRAPPERS, Wrapper, BySlot,
     Given, Sub, delete, elements, end_of, eventually, failing, ml_dtypes, needs_the_attribute_free, place, versioned,
 )
 from hostile_producers import CONTENTS, EXPORTED, RETURNS, Gives, raising
@@ -34,11 +34,7 @@ from oracle import references_kept, type_and_message
 from fastexchange import DLDevice, convert, exchange_api, fast_args, from_dlpack, polyfill, to_dlpack, unpolyfill
 from fastexchange.ground.dlpack import ffi
 
-try:
-    import _testbuffer  # CPython's own tests come with it: buffers of any format and layout
-except ImportError:
-    _testbuffer = None
-
+_testbuffer = optional("_testbuffer")  # CPython's own tests come with it: buffers of any format and layout
 assert no_violations  # a fixture
 size, size_unlocked = fast_args(lambda x: x.size), fast_args(lambda x: x.size, nogil=True)
 first = fast_args(lambda x: x[0])
@@ -184,7 +180,7 @@ def raising_wrapper(error):
 
 
 def ring(length: int):
-    wrappers = [ByProperty(None) for _ in range(length)]
+    wrappers = [Wrapper(None) for _ in range(length)]
     for each, following in zip(wrappers, wrappers[1:] + wrappers[:1], strict=True):
         each.inner = following
     return wrappers[0]
@@ -204,7 +200,7 @@ def empty_slot():
 NO_INNER = (None, 3, 2.5, "text", [1.0], Bare(), np.float64(1.0), Tabled, vars(Tabled)[ATTRIBUTE], OTHER_CAPSULE)
 WRAPPED = {
     f"{name}, {number}": wrap(ODD[name]) for name in ODD if name in ("conjugated", "negated", "requires grad", "sparse", "meta")
-    for number, wrap in enumerate((ByProperty, BySlot, lambda x: ByProperty(BySlot(x))))
+    for number, wrap in enumerate((Wrapper, BySlot, lambda x: Wrapper(BySlot(x))))
 }  # fmt: skip
 COUNTED_KINDS = {kind.__name__: kind(np.arange(4.0)) for kind in (*COUNTED, bytearray)}
 make = functools.partial
@@ -264,7 +260,7 @@ REFUSALS = {
     "wrappers without an end": (named(*map(nested, WRAPPERS)), WRITERS, TypeError, ""),
     "a wrapper with an empty slot": ({"": make(empty_slot)}, WRITERS, TypeError, ""),
     **{f"wrappers that raise {error.__name__}": (
-        named(*[wrap(raising_wrapper(error)) for wrap in (lambda x: x, BySlot, lambda x: ByProperty(BySlot(x)))]), WRITERS,
+        named(*[wrap(raising_wrapper(error)) for wrap in (lambda x: x, BySlot, lambda x: Wrapper(BySlot(x)))]), WRITERS,
         (TypeError, error), "")
        for error in (RuntimeError, AttributeError, TypeError, BufferError, ZeroDivisionError)},
     "a wrapper that is interrupted": ({"": raising_wrapper(KeyboardInterrupt)}, WRITERS, KeyboardInterrupt, ""),

@@ -317,14 +317,6 @@ OF_ML_DTYPES = {
     """,
 }
 OF_NUMPYS_REGISTRY = {
-    "NumPy's own types hide what was registered for them": """
-        np.dtypes.register_dlpack_dtype((161, 16), np.dtype("f2"))
-        np.dtypes.register_dlpack_dtype((2, 32), np.dtype("V4"))
-        for key, dtype in (((162, 16), "f2"), ((2, 32), "S4")):
-            assert "NumPy's own registry holds something else" in refused(key, dtype)
-        assert key_of(np.dtype("f2")) == (2, 16) and dtype_of(2, 32) == np.dtype("f4") and key_of(np.dtype("V4")) == (2, 32)
-        assert key_of(np.dtype("S4")) == (2, 32) and dtype_of(162, 16) is None
-    """,
     "NumPy knew ml_dtypes already, and a third party was quicker": """
         import ml_dtypes
         np.dtypes.register_dlpack_dtype((4, 16), np.dtype(ml_dtypes.bfloat16))

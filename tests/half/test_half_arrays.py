@@ -105,17 +105,12 @@ def test_scalars_and_types_round_and_become_floats(form):
     assert (kind(3), kind(True)) == (3.0, 1.0)
 
 
-def test_pythons_numbers_keep_their_types():
-    kernel = fast_args(lambda x, *others: others)
-    assert kernel(array_of(BFLOAT16, 1.0), 1.1, 2**53 + 1, np.float32(1.1)) == (1.1, 2**53 + 1, np.float32(1.1))
-    assert [*kernel.signatures[0][1]] == [types.float64, types.int64, types.float32]
-
-
 CONSTANT = half.bfloat16(3.14159)
 
 
-def test_constants_and_containers():
+def test_constants_containers_and_other_numbers():
     x = array_of(BFLOAT16, *VALUES)
+    assert fast_args(lambda x, *others: others)(x, 1.1, 2**53 + 1, np.float32(1.1)) == (1.1, 2**53 + 1, np.float32(1.1))
     assert fast_args(lambda x: x[0] * CONSTANT)(x) == 3.140625
     assert fast_args(lambda x: ((x[0], (x[1], 1)), [x[0], x[1]]))(x) == ((1.0, (2.0, 1)), [1.0, 2.0])
     first, (second, number) = fast_args(lambda pair: (pair[0][1:], (pair[1], 2)))((x, tensor(BFLOAT16, code_of(x))))

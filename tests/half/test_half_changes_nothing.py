@@ -66,12 +66,16 @@ ATTRIBUTES = "dtype", "shape", "T", "sum", "max", "argmax", "value"
 OF_ONE = abs, float, bool, round, np.sqrt, np.isnan, np.sum, np.mean, np.max, np.min, np.median, np.argmax, np.zeros, np.sort
 
 
+def outcome(function, *arguments):
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return type(error).__name__, str(error).splitlines()[:1]
+
+
 def typing_of(function, given):
     """The signature that Numba's compiler infers, or the kind of its error."""
-    try:
-        return str(cpu_target.typing_context.resolve_function_type(function, given, {}))
-    except Exception as error:
-        return type(error).__name__
+    return outcome(cpu_target.typing_context.resolve_function_type, function, given, {})
 
 
 def plain(x, y, n):
@@ -82,13 +86,6 @@ def plain(x, y, n):
     y += x
     some = x.dtype.type(t), np.where(x > 1, x, 0)[0], x.T.shape, np.zeros(2)[0]
     return x.sum(), x.max(), np.mean(y), np.median(x), np.argmax(y), some
-
-
-def refused(function, *arguments):
-    try:
-        return function(*arguments)
-    except Exception as error:
-        return type(error).__name__, str(error).splitlines()[0]
 
 
 def behaviour():
@@ -102,8 +99,8 @@ def behaviour():
     for parallel in (False, True):
         found.append(numba.njit(plain, parallel=parallel)(x, x.copy(), 1))
     found += [numba.typeof(halves), numba.typeof(halves[0]), numba.from_dtype(halves.dtype)]
-    found += [refused(numba.njit(function), halves) for function in (lambda x: x[0], lambda x: x.sum(), lambda x: x.size)]
-    found += [refused(numba.njit(lambda: np.dtype("float16"))), refused(numba.vectorize(lambda a: a + 1), halves)]
+    found += [outcome(numba.njit(function), halves) for function in (lambda x: x[0], lambda x: x.sum(), lambda x: x.size)]
+    found += [outcome(numba.njit(lambda: np.dtype("float16"))), outcome(numba.vectorize(lambda a: a + 1), halves)]
     return list(map(str, found))
 
 
