@@ -12,16 +12,9 @@ import numba
 import numpy as np
 import pytest
 from counting import Exported, Viewed, check_dies, end_of, is_exception, kept, memory_of, no_violations
-from made_producers import (
-    ONLY_NUMBA,
-    Dunder,
-    Ledger,
-    address_of,
-    capsule,
-    capsule_name,
-    export_legacy,
-    export_versioned,
-    ffi,
+
+from made_producers import (  # isort: skip
+    ONLY_NUMBA, Dunder, Ledger, address_of, capsule, capsule_name, export_legacy, export_versioned, ffi,
 )
 from oracle import new_kernel, numbas
 

@@ -87,12 +87,13 @@ UNUSABLE = {
     "two tables behind each other": held(circle((3, 0), (2, 0))),
     "a long circle of tables": held(circle(*[(2, i) for i in range(100)])),
     "a long chain of tables": held(chain(*[(2, i) for i in range(300)])),
+    "behind 64 tables": held(chain(*[(2, i) for i in range(64)], (1, 3))),
     "a descriptor that raises AttributeError": RaisingDescriptor(AttributeError("no")),
 }
 USABLE = {
     "behind version 2": chain((2, 0), (1, 3)),
     "behind versions 255, 3 and 0": chain((255, 0), (3, 0), (0, 9), (1, 0)),
-    "behind 60 tables": chain(*[(2, i) for i in range(60)], (1, 3)),
+    "behind 63 tables": chain(*[(2, i) for i in range(63)], (1, 3)),
     "before a circle": chain((1, 3), last=circle((1, 2), (1, 1))),
     "before itself": circle((1, 3)),
     "before a table that is unusable": chain((1, 3), last=exchange_table(version=(0, 0), **NONE)),

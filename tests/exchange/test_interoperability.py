@@ -3,18 +3,9 @@
 import sys
 
 import pytest
-from interoperability import (
-    ALL_PRODUCERS,
-    ALL_WAYS,
-    BEGIN,
-    END,
-    LAYOUTS,
-    PRODUCERS,
-    README,
-    WAYS,
-    cases_in,
-    outcome,
-    table,
+
+from interoperability import (  # isort: skip
+    ALL_PRODUCERS, ALL_WAYS, BEGIN, END, LAYOUTS, PRODUCERS, README, WAYS, cases_in, outcome, table,
 )
 
 pytestmark = pytest.mark.slow
