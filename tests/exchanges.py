@@ -1,9 +1,7 @@
 """Every way by which a tensor leaves a framework and comes back, and what is asked of the frameworks themselves.
 
-The functions of exchange tables are called as a consumer written in C calls them.
-
-Functions that need the GIL are called with it (``PYFUNCTYPE``, which also raises what they set), the allocator and the
-deleters without it (``CFUNCTYPE``).
+Functions of exchange tables are called as by a consumer written in C: with the GIL (``PYFUNCTYPE``, which also raises what they
+set), the allocator and the deleters without it (``CFUNCTYPE``).
 """
 
 import ctypes

@@ -283,25 +283,22 @@ DTYPES = st.one_of(
 )
 
 
-def _changes(strategy, *fields: str):
-    return strategy.map(lambda value: dict(zip(fields, value if len(fields) > 1 else (value,), strict=True)))
-
-
-CHANGES = [
-    _changes(DTYPES, "code", "bits"),
-    _changes(st.sampled_from([0, 2, 4, 255, 256, 257, 65535]), "lanes"),
-    _changes(st.tuples(UINT32, INT32), "device_type", "device_id"),
-    _changes(INT32, "ndim"),
-    _changes(st.one_of(st.none(), st.lists(WORDS, max_size=5).map(tuple)), "shape"),
-    _changes(st.one_of(st.none(), st.lists(WORDS, max_size=5).map(tuple)), "strides"),
-    _changes(st.tuples(st.just(False), st.one_of(st.just(0), st.integers(0, LOWEST_ADDRESS + 9))), "is_real", "data"),
-    _changes(DISTANCES, "data"),
-    _changes(st.one_of(DISTANCES.map(abs), UNSIGNED_WORDS), "byte_offset"),
-    _changes(st.one_of(DISTANCES, WORDS).map(lambda at: (-at, at % 2**64)), "data", "byte_offset"),
-    _changes(st.tuples(UINT32, UINT32), "version"),
-    _changes(st.one_of(st.integers(0, 7), UNSIGNED_WORDS), "flags"),
-    _changes(st.just(False), "has_deleter"),
-]
+CHANGES = {
+    ("code", "bits"): DTYPES,
+    ("lanes",): st.sampled_from([0, 2, 4, 255, 256, 257, 65535]),
+    ("device_type", "device_id"): st.tuples(UINT32, INT32),
+    ("ndim",): INT32,
+    ("shape",): st.one_of(st.none(), st.lists(WORDS, max_size=5).map(tuple)),
+    ("strides",): st.one_of(st.none(), st.lists(WORDS, max_size=5).map(tuple)),
+    ("is_real", "data"): st.tuples(st.just(False), st.one_of(st.just(0), st.integers(0, LOWEST_ADDRESS + 9))),
+    ("data",): DISTANCES,
+    ("byte_offset",): st.one_of(DISTANCES.map(abs), UNSIGNED_WORDS),
+    ("data", "byte_offset"): st.one_of(DISTANCES, WORDS).map(lambda at: (-at, at % 2**64)),
+    ("version",): st.tuples(UINT32, UINT32),
+    ("flags",): st.one_of(st.integers(0, 7), UNSIGNED_WORDS),
+    ("has_deleter",): st.just(False),
+}
+"""By the fields of a Tensor: what they become."""
 
 
 @st.composite
@@ -319,8 +316,9 @@ def tensors(draw) -> Tensor:
     spec = draw(specs(Kind(dtype, ndim, draw(st.sampled_from("CFA")))))
     strides = tuple(stride // np.dtype(dtype).itemsize for stride in spec.strides)
     tensor = Tensor(*NAMES[dtype], ndim=ndim, shape=spec.shape, strides=strides)
-    for change in draw(st.lists(st.sampled_from(CHANGES), max_size=3)):
-        tensor = dataclasses.replace(tensor, **draw(change))
+    for fields in draw(st.lists(st.sampled_from(list(CHANGES)), max_size=3)):
+        value = draw(CHANGES[fields])
+        tensor = dataclasses.replace(tensor, **dict(zip(fields, value if len(fields) > 1 else (value,), strict=True)))
     return tensor
 
 

@@ -1,9 +1,7 @@
 """Producers that break their promises: exchange tables whose functions do as a test says, classes with ``__dlpack__``.
 
-The functions of a table are native (Numba ``@cfunc``), because only native code can return with an exception set; each
-asks a cffi callback what to do, and that asks the tensor. Managed tensors are entered in a ``Ledger``, so every test
-can say that each was given back once. Native functions also note when they are entered with an exception set: a debug
-build of CPython aborts there.
+The functions of a table are native, because only native code can return with an exception set; each asks a cffi callback what to
+do, and that asks the tensor. They also note when they are entered with an exception set: a debug build of CPython aborts there.
 """
 
 import collections

@@ -2,7 +2,6 @@
 
 import collections
 import gc
-import sys
 
 import numba
 import numpy as np
@@ -184,17 +183,6 @@ def test_entries_do_not_pile_up(what):
     del thing
     gc.collect()
     assert len(runtime().entries) <= before + left and len(kernel.signatures) < 20
-
-
-def test_references_to_dtypes_are_bounded():
-    array = np.zeros(3, np.dtype([("only", "i4"), ("here", "f8")]))
-    counts = []
-    for _ in range(3):
-        for _ in range(40):
-            ignore(array)
-            ignore(array[::2])
-        counts.append(sys.getrefcount(array.dtype))
-    assert counts[2] <= counts[0] + 2
 
 
 def test_functions_of_ctypes_that_others_have_declared_otherwise():

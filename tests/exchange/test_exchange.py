@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from exchanges import (  # isort: skip
-    ATTRIBUTE, COPIED, OLDER, PADDED, READONLY, SOURCES, SWAPPED, TABLE_PRELUDE, WRAPPERS, Wrapper, Sub, call, delete,
+    ATTRIBUTE, OLDER, SOURCES, SWAPPED, TABLE_PRELUDE, WRAPPERS, Wrapper, Sub, call, delete,
     exported, needs_the_attribute_free, place, table_in,
 )
 from forked import needs_fork, run_forked
 from frameworks import needs_torch, torch, tvm_ffi
 
 from made_producers import (  # isort: skip
-    TABLE_CAPSULE, Dunder, Ignorant, Ledger, Legacy, Tabled, address_of, capsule, capsule_name, exchange_table, ffi,
+    TABLE_CAPSULE, Dunder, Ledger, Tabled, address_of, capsule, capsule_name, exchange_table, ffi,
 )
 from oracle import references_kept, type_and_message
 
@@ -66,31 +66,26 @@ def test_a_subclass_that_changes_what_dlpack_returns_does_not_have_pytorchs_tabl
 
 
 def test_a_type_with_only_dlpack_has_a_table_that_calls_it():
-    table = table_in(exchange_api(Dunder))
-    assert exchange_api(Dunder) is exchange_api(Dunder) is exchange_api(WithMethods)
+    """What it exports by that: test_round_trips.py."""
+    table, made = table_in(exchange_api(Dunder)), ffi.new("intptr_t *")
+    assert exchange_api(Dunder) is exchange_api(Dunder) is exchange_api(type("Mine", (Dunder,), {}))
     assert table.dltensor_from_py_object_no_sync == ffi.NULL
     assert ffi.NULL not in (table.managed_tensor_allocator, table.current_work_stream)
-    for cls in (Dunder, Legacy, Ignorant):
-        tensor = cls(np.arange(3.0))
-        managed = exported(tensor, table)
-        assert managed.version.major == 1 and address_of(managed.dl_tensor.data) == tensor.array.ctypes.data
-        assert (tensor.ledger.made, tensor.ledger.deleted) == (1, 0)
-        assert managed.flags & ~(READONLY | COPIED | PADDED) == 0, "flags that DLPack does not have"
-        made = ffi.new("intptr_t *")
-        with pytest.raises(BufferError):  # of which type should it be?
-            call(table.managed_tensor_to_py_object_no_sync, address_of(managed), address_of(made))
-        assert made[0] == 0 and tensor.ledger.deleted == 0
-        delete(managed)
-        tensor.ledger.check(1)
+    tensor = Dunder(np.arange(3.0))
+    managed = exported(tensor, table)
+    with pytest.raises(BufferError):  # of which type should it be?
+        call(table.managed_tensor_to_py_object_no_sync, address_of(managed), address_of(made))
+    assert made[0] == 0 and tensor.ledger.deleted == 0
+    delete(managed)
+    tensor.ledger.check(1)
 
-    class Fails(Dunder):
-        def __dlpack__(self, *, max_version=None):
-            raise PermissionError("not this one")
+    def fails(self, *, max_version=None):
+        raise PermissionError("not this one")
 
-    tensor, out = Fails(np.ones(3)), ffi.new("DLManagedTensorVersioned **")
+    tensor = type("Fails", (Dunder,), {"__dlpack__": fails})(np.ones(3))
     with pytest.raises(PermissionError, match="not this one"):
-        call(table.managed_tensor_from_py_object_no_sync, id(tensor), address_of(out))
-    assert out[0] == ffi.NULL
+        call(table.managed_tensor_from_py_object_no_sync, id(tensor), address_of(made))
+    assert made[0] == 0
 
 
 def test_the_older_attribute_holds_a_capsule_or_an_address():
@@ -295,42 +290,6 @@ def test_a_wrapper_stands_for_what_it_wraps(wrapper):
     ledger.check(16)
 
 
-class WithMethods(Wrapper):
-    def __init__(self, inner=None, ledger=None):
-        super().__init__(inner)
-        self.own = Dunder(np.full(3, 7.0), ledger)
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, *, max_version=None):
-        return self.own.__dlpack__(max_version=max_version)
-
-
-class Raises(WithMethods):
-    @property
-    def __dlpack_c_exchange_api__(self):
-        raise self.inner("no")
-
-
-def test_a_wrapper_is_asked_itself_where_it_forwards_to_nothing():
-    wrapped = WithMethods(np.arange(3.0))
-    assert seen(wrapped)[1] == from_dlpack(wrapped).sum() == seen_unlocked(wrapped)[1] == 3.0 and not wrapped.own.asked
-    bare = type("Bare", (), {})()
-    ring = WithMethods(WithMethods(WithMethods()))
-    ring.inner.inner.inner = ring
-    nothing = None, 3, 2.5, "text", [1.0], bare, np.float64(1.0), Tabled, vars(Tabled)[ATTRIBUTE]
-    raising = [Raises(error) for error in (RuntimeError, AttributeError, TypeError, BufferError, ZeroDivisionError)]
-    for wrapped in (*map(WithMethods, nothing), *raising, ring):
-        for _ in range(2):
-            assert seen(wrapped)[1] == seen_unlocked(wrapped)[1] == from_dlpack(wrapped).sum() == 21.0
-        wrapped.own.ledger.check(6)
-    ring.inner = None
-    for take in (seen, seen_unlocked, from_dlpack, lambda x: convert(x, np.ndarray)):
-        assert type_and_message(take, Raises(KeyboardInterrupt))[0] is KeyboardInterrupt
-    assert seen(np.arange(3.0))[1] == seen(Wrapper(np.arange(3.0)))[1] == 3.0
-
-
 class Calls:
     """Its attribute is made by a function, whose result nobody else holds."""
 
@@ -340,6 +299,44 @@ class Calls:
     @property
     def __dlpack_c_exchange_api__(self):
         return self.make()
+
+
+class WithMethods(Calls):
+    """It can be exported by ``__dlpack__`` as well."""
+
+    def __init__(self, make, ledger=None):
+        super().__init__(make)
+        self.own = Dunder(np.full(3, 7.0), ledger)
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, *, max_version=None):
+        return self.own.__dlpack__(max_version=max_version)
+
+
+def raising(error):
+    def make():
+        raise error("no")
+
+    return make
+
+
+def test_a_wrapper_is_asked_itself_where_it_forwards_to_nothing():
+    array = np.arange(3.0)
+    wrapped = WithMethods(lambda: array)
+    assert seen(wrapped)[1] == from_dlpack(wrapped).sum() == seen_unlocked(wrapped)[1] == 3.0 and not wrapped.own.asked
+    ring = [WithMethods(lambda i=i: ring[(i + 1) % 3]) for i in range(3)]
+    makes = [lambda thing=thing: thing for thing in (
+        None, 3, 2.5, "text", [1.0], type("Bare", (), {})(), np.float64(1.0), Tabled, vars(Tabled)[ATTRIBUTE])]  # fmt: skip
+    makes += [raising(error) for error in (RuntimeError, AttributeError, TypeError, BufferError, ZeroDivisionError)]
+    for wrapped in (*map(WithMethods, makes), ring[0]):
+        for _ in range(2):
+            assert seen(wrapped)[1] == seen_unlocked(wrapped)[1] == from_dlpack(wrapped).sum() == 21.0
+        wrapped.own.ledger.check(6)
+    for take in (seen, seen_unlocked, from_dlpack, lambda x: convert(x, np.ndarray)):
+        assert type_and_message(take, WithMethods(raising(KeyboardInterrupt)))[0] is KeyboardInterrupt
+    assert seen(np.arange(3.0))[1] == seen(Wrapper(np.arange(3.0)))[1] == 3.0
 
 
 def test_what_nobody_else_holds_lives_as_long_as_it_is_needed():

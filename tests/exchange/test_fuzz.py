@@ -3,10 +3,8 @@
     python -m pytest -m slow tests/exchange/test_fuzz.py                                 # a few hundred examples, always the same
     python -m pytest -m slow tests/exchange/test_fuzz.py --hypothesis-profile=nightly    # more than 50,000
 
-What fails is printed as a case, for example ``OneTensor(...)``, which ``check_one_tensor`` checks by itself: that is
-to become a test with a name. Should the process crash, the case that it died of is in the directory for temporary files,
-in ``fastexchange-fuzz-<user id>.txt``. Random bytes are tried in processes of their own; a crash is reported with its
-case.
+What fails is printed as a case, for example ``OneTensor(...)``, which ``check_one_tensor`` checks by itself: that is to become
+a test with a name. Should the process crash, its case is among the temporary files, in ``fastexchange-fuzz-<user id>.txt``.
 """
 
 import gc
@@ -27,18 +25,22 @@ import fuzzing
 import numba
 import numpy as np
 import pytest
-from counting import kept
-from exchanges import Sub, Wrapper, jax, pyarrow
+from counting import end_of, kept, no_violations
+from exchanges import ATTRIBUTE, OLDER, Sub, Wrapper
 from forked import fork_python
 from fuzzing import TYPES, VIEW, Kind, Spec, is_fast, specs, type_number, type_of
+from hostile_producers import EXPORT, Hostile
+from hostile_ways import kind_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_producers import TABLE_CAPSULE, Dunder, Tabled, address_of, capsule, exchange_table, tabled_type
+from made_producers import Dunder, Tabled, WithMethods, exchange_table, ffi, tabled_type
 from numpy.lib.stride_tricks import as_strided
 from oracle import new_kernel, numbas, seen_type
+from test_hostile_tables import OURS, REQUIRED, check_ends, held
 
-from fastexchange import FastKernel, fast_args
+from fastexchange import FastKernel, exchange_api, fast_args
 
+assert no_violations  # a fixture
 pytestmark = pytest.mark.slow
 
 EXAMPLES = settings.default.max_examples
@@ -81,24 +83,14 @@ def is_written(kind: Kind) -> bool:
     return not kind.readonly
 
 
-def is_immutable_and_compact(kind: Kind) -> bool:
-    return kind.readonly and kind.order == "C" and not kind.misaligned
-
-
 def _split(cls, by: int):
     """Tensors whose ``data`` is `by` bytes before the first element, and the rest ``byte_offset``."""
     return lambda array: cls(array, data=array.ctypes.data - by, byte_offset=by)
 
 
-def _older(table) -> type:
-    return tabled_type("Older", attributes={"__dlpack_c_exchange_api__": None, "__c_dlpack_exchange_api__": table})
-
-
 TABLED = {
     # of writeable memory, by exchange tables that native code reads
     "behind a newer one": tabled_type("Newer", version=(2, 0), prev=exchange_table()),
-    "of the older attribute": _older(address_of(exchange_table())),
-    "of the older attribute, in a capsule": _older(capsule(exchange_table(), TABLE_CAPSULE)),
     "with a byte offset": _split(Tabled, 24),
     "of pinned memory": lambda array: Tabled(array, device_type=3, device_id=1),
 }
@@ -116,15 +108,6 @@ SOURCES = [
     Source("__dlpack__, byte offset", _split(Dunder, 4096)),
     Source("wrapper", lambda array: Wrapper(Tabled(array))),
 ]  # fmt: skip
-if jax is not None:
-    narrow = ("?", "i1", "i2", "i4", "u1", "u2", "u4", "f4", "c8")
-    SOURCES.append(Source("jax", jax.numpy.asarray, lambda kind: is_immutable_and_compact(kind) and kind.dtype in narrow,
-                          lambda tensor, array: np.asarray(tensor)))  # fmt: skip
-if pyarrow is not None:
-    SOURCES.append(Source(
-        "pyarrow slice", lambda array: pyarrow.array(array)[1:],
-        lambda kind: is_immutable_and_compact(kind) and kind.ndim == 1 and kind.dtype[0] in "iuf",
-        lambda tensor, array: tensor.to_numpy()))  # fmt: skip
 BY_NAME = {source.name: source for source in SOURCES}
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -339,3 +322,29 @@ def test_tensors_at_the_limits(what):
     tensor, outcome, consumers = LIMITS[what]
     for consumer in consumers:
         assert fuzzing.try_tensor((tensor, "view", consumer)) == outcome
+
+
+# ---- random exchange tables ------------------------------------------------------------------------------------------
+VERSIONS = st.tuples(st.one_of(st.just(1), st.sampled_from([0, 2]), st.integers(0, 2**32 - 1)), st.integers(0, 2**32 - 1))
+MISSING = st.one_of(st.just([]), st.lists(st.sampled_from((VIEW, *REQUIRED)), max_size=2))
+CANNOT = {VIEW: ffi.callback("int(void *, DLTensor *)", lambda *_: -1),
+          EXPORT: ffi.callback("int(void *, DLManagedTensorVersioned **)", lambda *_: -1)}  # fmt: skip
+
+
+@given(st.lists(st.tuples(VERSIONS, MISSING), min_size=1, max_size=5), st.sampled_from([0, 0, 0, 62, 63, 64]),
+       st.one_of(st.none(), st.integers(0, 4)), st.booleans(), st.sampled_from([ATTRIBUTE, OLDER]))  # fmt: skip
+def test_random_chains_of_tables(tables, others, back, has_methods, attribute):
+    """Of 64 the first with DLPack's major version counts, if no function but the view's is missing; else ``__dlpack__``."""
+    tables, made = [((2, 0), [])] * others + tables, [None]
+    counts = next((i for i, (version, _) in enumerate(tables[:64]) if version[0] == 1), None)
+    is_usable = counts is not None and not {*REQUIRED} & {*tables[counts][1]}
+    for i, (version, missing) in reversed([*enumerate(tables)]):
+        functions = (OURS if i == counts else CANNOT) | dict.fromkeys(missing)
+        made.insert(0, exchange_table(version=version, prev=made[0], **functions))
+    if back is not None:
+        made[-2].header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", made[back % len(tables)])
+    cls = type("Random", (WithMethods,) * has_methods + (Hostile,), {attribute: held(made[0])})
+    tensor, ends = cls(), 6.0 if is_usable or has_methods else TypeError
+    check_ends(tensor, ends)
+    assert (tensor.looks > 0) is is_usable and (getattr(tensor, "dunder_calls", 0) > 0) is (has_methods and not is_usable)
+    assert (kind_of(end_of(exchange_api, cls)) is TypeError) is (ends is TypeError)

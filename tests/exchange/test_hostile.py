@@ -1,6 +1,5 @@
 """Hostile and broken producers: each ends in a right result or an exception that names the argument; nothing is lost."""
 
-import ctypes
 import functools
 import gc
 import itertools
@@ -14,7 +13,7 @@ import pytest
 from counting import Exported, Viewed, check_dies, end_of, is_exception, kept, memory_of, no_violations
 
 from made_producers import (  # isort: skip
-    ONLY_NUMBA, Dunder, Ledger, address_of, capsule, capsule_name, export_legacy, export_versioned, ffi,
+    ONLY_NUMBA, Dunder, Ledger, capsule, capsule_name, export_legacy, export_versioned, ffi,
 )
 from oracle import new_kernel, numbas
 
@@ -328,15 +327,6 @@ def test_a_refused_capsules_tensor_stays_its_own(name):
         for first in (1.0, 1.0, ONLY_NUMBA):
             check_end(end_of(total, first, tensor), REFUSED, "__dlpack__")
     assert ledger.deleted == 0 and capsule_name(made) == name
-
-
-def test_the_deleter_of_these_tests_is_native():
-    """It returns with an exception set, which only native code can do."""
-    ledger = Ledger()
-    managed = hostile.managed_and(ledger, np.ones(3), functools.partial(fail, BufferError("from the deleter")))
-    with pytest.raises(BufferError, match="from the deleter"):
-        ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address_of(managed.deleter))(address_of(managed))
-    ledger.check(1)
 
 
 # ---- a kept array, whose export is made when the call has ended ------------------------------------------------------

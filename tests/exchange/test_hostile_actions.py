@@ -12,6 +12,7 @@ import numba
 import numpy as np
 import pytest
 from counting import Exported, Viewed, end_of, forget_notes, gives_deleting, kept, no_violations, scene
+from exchanges import together
 from forked import fork_python
 from made_producers import ONLY_NUMBA, Dunder, Tabled, export_legacy
 from oracle import new_kernel
@@ -57,11 +58,7 @@ def collect_garbage(tensor, kernel):
 
 def switch_threads(tensor, kernel):
     ends = []
-    threads = [threading.Thread(target=lambda: ends.append(end_of(kernel, 1.0, Turning(behaves=True)))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(3, lambda i: ends.append(end_of(kernel, 1.0, Turning(behaves=True))))
     return ends
 
 

@@ -10,17 +10,14 @@ import hostile_producers as hostile
 import numpy as np
 import pytest
 from counting import Viewed, end_of, kept, no_violations
-from exchanges import OLDER
 from frameworks import has_table, torch
-from hostile_ways import WARM, check_end, kernels_of, kind_of, size_of, total, unlocked_total
-from hypothesis import given
-from hypothesis import strategies as st
+from hostile_ways import WARM, check_end, kernels_of, size_of, total, unlocked_total
 from made_producers import ONLY_NUMBA, TABLE_CAPSULE, WithMethods, address_of, capsule, exchange_table, ffi
 
 from hostile_producers import (  # isort: skip
     ATTRIBUTE, EXPORT, REFUSED, VIEW, Hostile, Mute, Outside, RaisingDescriptor, capsule_with_destructor,
 )
-from fastexchange import exchange_api, explain
+from fastexchange import explain
 
 assert no_violations  # a fixture
 OURS = {VIEW: hostile.view_function, EXPORT: hostile.export_function}
@@ -128,32 +125,6 @@ def test_tables_that_can_be_used(name, by_meta):
     with kept(tensor):
         check_ends(tensor, 6.0)
     assert tensor.looks >= 3
-
-
-VERSIONS = st.tuples(st.one_of(st.just(1), st.sampled_from([0, 2]), st.integers(0, 2**32 - 1)), st.integers(0, 2**32 - 1))
-MISSING = st.one_of(st.just([]), st.lists(st.sampled_from((VIEW, *REQUIRED)), max_size=2))
-CANNOT = {VIEW: ffi.callback("int(void *, DLTensor *)", lambda *_: -1),
-          EXPORT: ffi.callback("int(void *, DLManagedTensorVersioned **)", lambda *_: -1)}  # fmt: skip
-
-
-@pytest.mark.slow
-@given(st.lists(st.tuples(VERSIONS, MISSING), min_size=1, max_size=5), st.sampled_from([0, 0, 0, 62, 63, 64]),
-       st.one_of(st.none(), st.integers(0, 4)), st.booleans(), st.sampled_from([ATTRIBUTE, OLDER]))  # fmt: skip
-def test_random_chains_of_tables(tables, others, back, has_methods, attribute):
-    """Of 64 the first with DLPack's major version counts, if no function but the view's is missing; else ``__dlpack__``."""
-    tables, made = [((2, 0), [])] * others + tables, [None]
-    counts = next((i for i, (version, _) in enumerate(tables[:64]) if version[0] == 1), None)
-    is_usable = counts is not None and not {*REQUIRED} & {*tables[counts][1]}
-    for i, (version, missing) in reversed([*enumerate(tables)]):
-        functions = (OURS if i == counts else CANNOT) | dict.fromkeys(missing)
-        made.insert(0, exchange_table(version=version, prev=made[0], **functions))
-    if back is not None:
-        made[-2].header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", made[back % len(tables)])
-    cls = type("Random", (WithMethods,) * has_methods + (Hostile,), {attribute: held(made[0])})
-    tensor, ends = cls(), 6.0 if is_usable or has_methods else TypeError
-    check_ends(tensor, ends)
-    assert (tensor.looks > 0) is is_usable and (getattr(tensor, "dunder_calls", 0) > 0) is (has_methods and not is_usable)
-    assert (kind_of(end_of(exchange_api, cls)) is TypeError) is (ends is TypeError)
 
 
 @pytest.mark.parametrize("by_meta", [False, True], ids=["descriptor", "metaclass"])

@@ -38,11 +38,7 @@ class Evil:
     """A tensor whose ``__dlpack_device__`` or ``__dlpack__`` runs `action` before its answer, or `afterwards`."""
 
     def __init__(self, action, when="__dlpack__"):
-        self.array, self.action, self.when = np.zeros(2), action, when
-
-    def act(self, when):
-        if self.when == when:
-            self.action()
+        self.array, self.act = np.zeros(2), lambda now: action() if now == when else None
 
     def __dlpack_device__(self):
         self.act("__dlpack_device__")

@@ -25,8 +25,8 @@ from numba.core.errors import NumbaError, TypingError
 from odd_tensors import ODD
 
 from counting import (  # isort: skip
-    DELETING, PRODUCERS, TENSORS, Exported, Viewed, account, company, end_of, kept, memory_of, no_violations, raised,
-    scene, tensor_of,
+    DELETING, PRODUCERS, TENSORS, Exported, Viewed, account, company, end_of, is_exception, kept, memory_of, no_violations,
+    raised, scene, tensor_of,
 )
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 from fastexchange.calls import dependencies
@@ -132,17 +132,9 @@ def known_kernel(count: int, name: str, **options):
     return kernel
 
 
-def unlocked_kernel(count: int, name: str):
-    return known_kernel(count, name, nogil=True)
-
-
 @fast_args
 def gather(*arguments):
     return len(arguments)
-
-
-def any_kernel(count: int, name: str):
-    return gather
 
 
 def by_keyword(kernel, arguments, positional=0):
@@ -151,11 +143,14 @@ def by_keyword(kernel, arguments, positional=0):
 
 def explain_each(kernel, arguments):
     """And each by itself, which asks a tensor for its elements' type."""
-    for argument in arguments:
-        end = end_of(explain, argument)
-        assert not isinstance(end, tuple) or not issubclass(end[0], Exception), end
-    del end, argument
+    ends = [end_of(explain, argument) for argument in arguments]
+    assert not any(is_exception(end) and issubclass(end[0], Exception) for end in ends), ends
+    del ends
     return kernel.explain(*arguments)
+
+
+def any_kernel(count: int, name: str):
+    return gather
 
 
 LATER, BY_DISPATCHER = "later call", "by Numba's dispatcher"
@@ -164,7 +159,7 @@ PATHS = {
     LATER: (known_kernel, lambda kernel, tensors: kernel(*tensors)),
     "by keyword": (known_kernel, by_keyword),
     "half by keyword": (known_kernel, lambda kernel, tensors: by_keyword(kernel, tensors, len(tensors) // 2)),
-    "without the GIL": (unlocked_kernel, lambda kernel, tensors: kernel(*tensors)),
+    "without the GIL": (functools.partial(known_kernel, nogil=True), lambda kernel, tensors: kernel(*tensors)),
     "bound launch": (known_kernel, lambda kernel, tensors: kernel.bind(*tensors)()),
     "beside a string": (any_kernel, lambda kernel, tensors: kernel("text", *tensors)),
     BY_DISPATCHER: (any_kernel, lambda kernel, tensors: kernel(ONLY_NUMBA, *tensors)),
@@ -355,12 +350,13 @@ def refuses(x):
     return x
 
 
-ONES = np.ones(3)
+ONES, RECORDS = np.ones(3), np.zeros(4, [("only", "i4"), ("here", "f8")])
 LEAVES = {
     "itself": (test_escape.itself, []),
     "two parts": (test_escape.two_parts, []),
     "a copy": (test_escape.copied, []),
     "more": (lambda x: gather(x, 1, None, 2.5, (1, 2)), []),
+    "records": (lambda x: gather(RECORDS, RECORDS[::2]), [RECORDS.dtype]),
     "an exception": (functools.partial(end_of, fast_args(refuses)), []),
     "a refusal": (functools.partial(end_of, gather, 1, object()), []),
     **{f"a refusal by {take.__name__}, {how}": (lambda x, take=take, make=make: end_of(take, make(x)), [])
@@ -434,25 +430,18 @@ def test_memory_stays_flat():
 
 
 # ---- what does not compile, does not bind ----------------------------------------------------------------------------
-def lower_not(x):
-    """In a kernel: types, and does not lower."""
-
-
 def type_not(x):
     """In a kernel: an overload that raises an exception which is none of Numba's."""
 
 
 @numba.extending.intrinsic
-def _lower_not(typing_context, x):
+def lower_not(typing_context, x):
+    """In a kernel: types, and does not lower."""
+
     def code(context, builder, signature, arguments):
         raise NotImplementedError("it does not lower")
 
     return numba.float64(x), code
-
-
-@numba.extending.overload(lower_not)
-def _overload_lower_not(x):
-    return lambda x: _lower_not(x)
 
 
 @numba.extending.overload(type_not)
@@ -468,10 +457,10 @@ COMPILE_ERRORS = [
 @pytest.mark.parametrize("i", range(len(COMPILE_ERRORS)))
 def test_what_does_not_compile(i):
     """Beside everybody: nobody is kept alive by what Numba remembers, and no deleter loses the error."""
-    for k, (beside, (kinds, _)) in enumerate(COMPANIES.items()):
+    starts = [(kinds, start) for kinds, _ in COMPANIES.values() for start in range(4 * i % len(kinds), len(kinds), 12)]
+    for k, (kinds, start) in enumerate(starts):
         kernel = fast_args(COMPILE_ERRORS[i], nogil=(i + k) % 3 == 0)
-        start = 4 * i % len(kinds)
-        with scene(beside), company(kinds[start:] + kinds[:start], 4) as (tensors, ledger):
+        with scene(*kinds[start:]), company(kinds[start:] + kinds[:start], 4) as (tensors, ledger):
             named = dict(zip("dcba", tensors[::-1], strict=True))
             for call in (functools.partial(kernel, *tensors), functools.partial(kernel, **named)):
                 account(call, *tensors, kernel, ledgers=(ledger,), ends=(Exception,), times=3)

@@ -1,8 +1,4 @@
-"""What the ways of an exchange refuse: a table of what is wrong, the ways, the exception, and the words of its message.
-
-A refused thing has as many references as before, a refused tensor has been given back, or stays the caller's. What conversions do
-with tensors that lie or misbehave is in ``test_hostile.py``, with the kernels.
-"""
+"""What the ways of an exchange refuse: a table of what is wrong, the ways, the exception, and the words of its message."""
 
 import contextlib
 import ctypes
@@ -94,26 +90,11 @@ FORMATS = [
     ("3p", b"ab"), ("x", ()), ("i3x", 1), ("P", 1), ("BB", (1, 2)), ("4B", (1, 2, 3, 4)), ("<ih", (1, 2)),
 ] if _testbuffer is not None else []  # fmt: skip
 POINTERS = named(memoryview(_testbuffer.ndarray([1] * 6, shape=[2, 3], format="i", flags=_testbuffer.ND_PIL))) if FORMATS else {}
-
-
-class Pair(ctypes.Structure):
-    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
-
-
-class Packed(ctypes.Structure):
-    _pack_ = 1
-    _layout_ = "ms"
-    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_short), ("c", ctypes.c_short))
-
-
-class Either(ctypes.Union):
-    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
-
-
-class Swapped(ctypes.BigEndianStructure if sys.byteorder == "little" else ctypes.LittleEndianStructure):
-    _fields_ = (("a", ctypes.c_int),)
-
-
+INT_AND_DOUBLE = {"_fields_": (("a", ctypes.c_int), ("b", ctypes.c_double))}
+Pair, Either = type("Pair", (ctypes.Structure,), {**INT_AND_DOUBLE}), type("Either", (ctypes.Union,), {**INT_AND_DOUBLE})
+Packed = type("Packed", (ctypes.Structure,), {"_pack_": 1, "_layout_": "ms", **INT_AND_DOUBLE})
+Swapped = type("Swapped", (ctypes.BigEndianStructure if sys.byteorder == "little" else ctypes.LittleEndianStructure,), {
+    "_fields_": (("a", ctypes.c_int),)})  # fmt: skip
 ODD_ELEMENTS = [
     Pair, Packed, Either, Swapped, ctypes.c_int.__ctype_be__ if sys.byteorder == "little" else ctypes.c_int.__ctype_le__,
     ctypes.c_char, ctypes.c_wchar, ctypes.c_char_p, ctypes.c_wchar_p, ctypes.c_void_p, ctypes.py_object, ctypes.c_longdouble,

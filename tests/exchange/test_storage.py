@@ -1,7 +1,6 @@
 """Elements that kernels cannot compute with: refused on every path, or passed as their bits to kernels that ask for those."""
 
 import functools
-import itertools
 import pickle
 
 import numba
@@ -102,21 +101,6 @@ def test_refused_on_every_path_but_by_a_kernel_that_asks_which_gets_the_bits(way
             refused(lambda: call(kernel, tensor), "position 0", *words)  # noqa: B023
         assert [call(asking, tensor) for _ in range(CALLS)] == [np.array(BITS, "u4").astype(bits).sum()] * CALLS
     refused(lambda: call(kernel_of(function, grad="allow"), tensor), "position 0", *words)
-
-
-@needs_ml_dtypes
-@pytest.mark.parametrize("first", [False, True])
-def test_kernels_of_one_dispatcher_share_no_answer(first):
-    dispatcher = numba.njit(total)
-    kernels = {storage: fast_args(dispatcher, storage=storage) for storage in (False, True)}
-    assert kernels[False] is not kernels[True] and fast_args(dispatcher, storage=True) is kernels[True]
-    for maker, storage in itertools.product(("numpy", "exchange table", "only __dlpack__"), (first, not first) * 2):
-        tensor = MAKERS[maker]()
-        for _ in range(CALLS):
-            if storage:
-                assert kernels[True](tensor) == sum(BITS)
-            else:
-                refused(lambda tensor=tensor: kernels[False](tensor))
 
 
 COMPUTED = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
