@@ -51,11 +51,23 @@ NO_ELEMENTS = "no elements"
 """The outcome for a tensor without memory."""
 
 
-def _of(takes: Callable[[np.ndarray], bool], make: Callable[[np.ndarray], Any]):
+TAKEN: dict[str, Callable[[np.ndarray], bool]] = {
+    "plain": lambda array: array.dtype.kind != "V",
+    "plain and writable": lambda array: array.dtype.kind != "V" and array.flags.writeable,
+    "writable": lambda array: array.flags.writeable,
+    "a vector": lambda array: array.ndim == 1 and array.dtype.kind in "iuf" and array.flags.c_contiguous,
+    "bytes": lambda array: array.ndim == 1 and array.dtype == np.uint8 and array.size > 0,
+    # Paddle has nothing readonly, reads negative strides wrongly, and has nine dimensions at most.
+    "paddle's": lambda array: array.flags.writeable and min(array.strides, default=0) >= 0 and array.ndim <= 9,
+    "of ctypes": lambda array: array.size > 0 and array.flags.c_contiguous and array.dtype.char in "bBhHiIlLqQfd",
+}
+
+
+def _of(taken: str, make: Callable[[np.ndarray], Any]):
     """`make`, but for arrays of which there are no such tensors."""
 
     def made(array: np.ndarray):
-        if not takes(array):
+        if not TAKEN[taken](array):
             raise LookupError("it has no such tensors")
         return make(array)
 
@@ -66,19 +78,6 @@ def if_installed(sides: dict) -> dict:
     return {name: function for name, (module, function) in sides.items() if module is not None}
 
 
-def _is_vector(array: np.ndarray) -> bool:
-    return array.ndim == 1 and array.dtype.kind in "iuf" and array.flags.c_contiguous
-
-
-def _is_bytes(array: np.ndarray) -> bool:
-    return array.ndim == 1 and array.dtype == np.uint8 and array.size > 0
-
-
-def _is_paddles(array: np.ndarray) -> bool:
-    """It has nothing readonly, reads negative strides wrongly, and has nine dimensions at most."""
-    return array.flags.writeable and min(array.strides, default=0) >= 0 and array.ndim <= 9
-
-
 def _jax(array: np.ndarray):
     made = jax.numpy.asarray(array)
     if made.dtype != array.dtype:
@@ -86,9 +85,8 @@ def _jax(array: np.ndarray):
     return made
 
 
-class Older(Tabled):
-    __dlpack_c_exchange_api__ = None
-    __c_dlpack_exchange_api__ = capsule(exchange_table(), TABLE_CAPSULE)
+Older = type("Older", (Tabled,), {
+    "__dlpack_c_exchange_api__": None, "__c_dlpack_exchange_api__": capsule(exchange_table(), TABLE_CAPSULE)})  # fmt: skip
 
 
 class Wrapper:
@@ -104,28 +102,24 @@ def memory_view(array: np.ndarray):
     return StridedMemoryView.from_dlpack(array, stream_ptr=-1)
 
 
-def _is_ctypes(array: np.ndarray) -> bool:
-    return array.size > 0 and array.flags.c_contiguous and array.dtype.kind in "?iuf" and array.dtype.char != "e"
-
-
 ALL_PRODUCERS: dict[str, tuple[Any, Callable[[np.ndarray], Any]]] = {
     "`numpy.ndarray`": (np, lambda array: array),
-    "`torch.Tensor`": (torch, _of(lambda array: array.flags.writeable, torch and torch.from_numpy)),
-    "`paddle.Tensor`": (paddle, _of(_is_paddles, lambda array: paddle.from_dlpack(array))),
+    "`torch.Tensor`": (torch, _of("writable", torch and torch.from_numpy)),
+    "`paddle.Tensor`": (paddle, _of("paddle's", lambda array: paddle.from_dlpack(array))),
     "`cuda.core`'s `StridedMemoryView`": (StridedMemoryView, memory_view),
     "`tvm_ffi.Tensor`": (tvm_ffi, lambda array: tvm_ffi.from_dlpack(array)),
     "`jax.Array`": (jax, _jax),
-    "`pyarrow.Array`": (pyarrow, _of(_is_vector, lambda array: pyarrow.array(array))),
+    "`pyarrow.Array`": (pyarrow, _of("a vector", lambda array: pyarrow.array(array))),
     "`memoryview`": (np, memoryview),
-    "`array.array`": (np, _of(_is_vector, lambda array: array_module.array(array.dtype.char, array.tolist()))),
-    "`bytearray`": (np, _of(_is_bytes, lambda array: bytearray(array.tobytes()))),
-    "`bytes`": (np, _of(_is_bytes, lambda array: array.tobytes())),
-    "`ctypes` array": (np, _of(_is_ctypes, np.ctypeslib.as_ctypes)),
-    "exchange table": (np, _of(lambda array: array.dtype.kind != "V" and array.flags.writeable, Tabled)),
-    "exchange table, older attribute": (np, _of(lambda array: array.dtype.kind != "V" and array.flags.writeable, Older)),
+    "`array.array`": (np, _of("a vector", lambda array: array_module.array(array.dtype.char, array.tolist()))),
+    "`bytearray`": (np, _of("bytes", lambda array: bytearray(array.tobytes()))),
+    "`bytes`": (np, _of("bytes", lambda array: array.tobytes())),
+    "`ctypes` array": (np, _of("of ctypes", np.ctypeslib.as_ctypes)),
+    "exchange table": (np, _of("plain and writable", Tabled)),
+    "exchange table, older attribute": (np, _of("plain and writable", Older)),
     "wrapper of an `ndarray`": (np, Wrapper),
-    "only `__dlpack__`": (np, _of(lambda array: array.dtype.kind != "V", Dunder)),
-    "only legacy `__dlpack__`": (np, _of(lambda array: array.dtype.kind != "V", Legacy)),
+    "only `__dlpack__`": (np, _of("plain", Dunder)),
+    "only legacy `__dlpack__`": (np, _of("plain", Legacy)),
 }
 """Sources of tensors: the module, None if it is not installed, and what makes one over an array's memory, or raises."""
 PRODUCERS = if_installed(ALL_PRODUCERS)
@@ -158,7 +152,7 @@ def _by_numpy(tensor) -> tuple[int, list]:
 
 
 def _by_pyarrow(tensor) -> tuple[int, list]:
-    if not _is_vector(from_dlpack(tensor)):
+    if not TAKEN["a vector"](from_dlpack(tensor)):
         try:
             convert(tensor, pyarrow.Array)
         except pyarrow.ArrowInvalid as error:

@@ -37,10 +37,6 @@ def add_one(x):
         x[i] += 1
 
 
-def is_typed_by_numba(thing) -> bool:
-    return not isinstance(end_of(numba.typeof, thing), Exception)
-
-
 # ---- what there is ---------------------------------------------------------------------------------------------------
 def some_bytes(count=48) -> bytearray:
     return bytearray(range(1, count + 1))
@@ -108,7 +104,7 @@ WRITTEN = ("bytearray", "memoryview", "array d", "mmap", "backwards", "ctypes d"
 def test_a_buffer_is_to_a_kernel_what_it_is_to_njit(name):
     thing = BUFFERS[name]()
     want = np.asarray(memoryview(thing))
-    is_typed = is_typed_by_numba(thing)
+    is_typed = not isinstance(end_of(numba.typeof, thing), Exception)
     with references_kept(*[thing] * (thing != b"")):  # there is one of those
         if want.ndim != 1 or not want.size:
             if want.ndim in KERNELS:

@@ -43,16 +43,13 @@ class Protocol:
 SUITE = Path(np.__file__).parent / "_core" / "tests" / "test_dlpack.py"
 
 
-def _own_export(x, **options):
-    return x.__dlpack__(**options)
-
-
 def _our_export(x, **options):
     return exporter(x).__dlpack__(**options)
 
 
 PLACES = {
-    "Consumer": (lambda x, **options: from_dlpack(Protocol(x), **options), _own_export),
+    "Consumer": (lambda x, **options: from_dlpack(Protocol(x), **options),
+                 lambda x, **options: x.__dlpack__(**options)),
     "Producer": (lambda x, **options: np.from_dlpack(exporter(x), **options), _our_export),
     "Both": (from_dlpack, _our_export),
 }

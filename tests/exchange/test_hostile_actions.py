@@ -71,10 +71,6 @@ def make_many_types(tensor, kernel):
         assert kernel(1.0, many[0]) == 6.0
 
 
-def explain_itself(tensor, kernel):
-    return type(tensor).__name__ in str(explain(tensor)), "x" in str(kernel.explain(1.0, tensor))
-
-
 def raise_and_catch(tensor, kernel):
     with contextlib.suppress(BufferError):
         try:
@@ -94,7 +90,9 @@ ACTIONS = {
     "switches threads": (switch_threads, [6.0] * 3),
     "makes many types": (make_many_types, None),
     "makes and drops a kernel": (lambda tensor, kernel: fast_args(lambda x: x.size)(tensor), 4),
-    "explains itself": (explain_itself, (True, True)),
+    "explains itself": (
+        lambda tensor, kernel: (type(tensor).__name__ in str(explain(tensor)), "x" in str(kernel.explain(1.0, tensor))),
+        (True, True)),
     "raises and catches": (raise_and_catch, None),
     "looks what is handled": (lambda tensor, kernel: sys.exc_info(), (None, None, None)),
 }
@@ -107,20 +105,8 @@ def delete_its_attributes(tensor, kernel):
             delattr(type(tensor), name)
 
 
-def replace_its_table(tensor, kernel):
-    setattr(type(tensor), ATTRIBUTE, Tabled.__dlpack_c_exchange_api__)
-
-
-def spoil_its_table(tensor, kernel):
-    setattr(type(tensor), ATTRIBUTE, 3)
-
-
-def change_its_class(tensor, kernel):
-    tensor.__class__ = type("Changed", (Gives,), {}) if isinstance(tensor, Gives) else hostile_type("Changed")
-
-
-def rebase_its_class(tensor, kernel):
-    type(tensor).__bases__ = (hostile_type("Base") if isinstance(tensor, Hostile) else type("Base", (Gives,), {}),)
+def derived(name, tensor):
+    return hostile_type(name) if isinstance(tensor, Hostile) else type(name, (Gives,), {})
 
 
 def recompile_the_kernel(tensor, kernel):
@@ -129,9 +115,14 @@ def recompile_the_kernel(tensor, kernel):
         kernel.recompile()
 
 
-CHANGES = (
-    delete_its_attributes, replace_its_table, spoil_its_table, change_its_class, rebase_its_class, recompile_the_kernel,
-)  # fmt: skip
+CHANGES = {
+    "deletes its attributes": delete_its_attributes,
+    "replaces its table": lambda tensor, kernel: setattr(type(tensor), ATTRIBUTE, Tabled.__dlpack_c_exchange_api__),
+    "spoils its table": lambda tensor, kernel: setattr(type(tensor), ATTRIBUTE, 3),
+    "changes its class": lambda tensor, kernel: setattr(tensor, "__class__", derived("Changed", tensor)),
+    "rebases its class": lambda tensor, kernel: setattr(type(tensor), "__bases__", (derived("Base", tensor),)),
+    "recompiles the kernel": recompile_the_kernel,
+}
 
 
 # ---- when they do it -------------------------------------------------------------------------------------------------
@@ -230,13 +221,13 @@ SUMS = {nogil: numba.njit(nogil=nogil)(sum_of) for nogil in (False, True)}
 def test_producers_that_change_their_type_or_recompile_the_kernel(time):
     """What was found for a type holds for the call in progress; later calls end in one of two ways, defined."""
     make, kernel = TIMES[time]
-    for change in CHANGES:
+    for name, change in CHANGES.items():
         act = Once(change, new_kernel(SUMS[kernel is unlocked_total]))
         tensor = make(act) if time != FAST else hostile_type("Fresh")(view=before(act), behaves=True)
         if time == FAST:
             assert [act.kernel(1.0, tensor) for _ in range(WARM)] == [6.0] * WARM
             tensor.behaves = False
-        with scene(change.__name__), kept(tensor):
+        with scene(name), kept(tensor):
             for _ in range(3):
                 check_end(end_of(act.kernel, 1.0, tensor), (6.0, REFUSED, TypeError, AttributeError))
         act.check(tensor)

@@ -57,10 +57,6 @@ def with_option(option: str, values, *calls) -> dict:
             for number, take in enumerate(calls) for value in values}  # fmt: skip
 
 
-def to_array(x, **options):
-    return convert(x, np.ndarray, **options)
-
-
 # ---- things ----------------------------------------------------------------------------------------------------------
 def named(*things) -> dict:
     return {f"{number}, {type(thing).__name__} {thing!r:.30}": thing for number, thing in enumerate(things)}
@@ -220,7 +216,8 @@ REFUSALS = {
     "devices": (COUNTED_KINDS, with_option("device", NO_DEVICE, from_dlpack, to_dlpack, versioned), ValueError, "device"),
     "maximal versions": (COUNTED_KINDS, with_option("max_version", NO_VERSION, to_dlpack), ValueError, "max_version"),
     "what copy may not be": (COUNTED_KINDS, with_option(
-        "copy", (1, 0, "never", 2.0, [], object()), from_dlpack, to_dlpack, to_array), ValueError, "copy"),
+        "copy", (1, 0, "never", 2.0, [], object()), from_dlpack, to_dlpack, lambda x, copy: convert(x, np.ndarray, copy=copy)),
+        ValueError, "copy"),
     "dtypes": (COUNTED_KINDS, with_option("dtype", ("f4", "nonsense", object()), from_dlpack), TypeError, ""),
     "what no function takes": (COUNTED_KINDS, {
         "unknown": lambda x: from_dlpack(x, unknown=x), "two": lambda x: from_dlpack(x, x)}, TypeError, ""),
