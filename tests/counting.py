@@ -38,8 +38,6 @@ Exported = hostile_type("Exported", **{VIEW: None})
 
 
 class WrapsExport:
-    """A wrapper, whose attribute leads to a tensor that is exported, and counted."""
-
     def __init__(self, memory, ledger):
         self.inner, self.ledger, self.array = Exported(memory, ledger), ledger, memory
 
@@ -235,7 +233,6 @@ def company(kinds, count: int):
 
 @contextlib.contextmanager
 def scene(*names):
-    """A failure inside says where in the table it is."""
     try:
         yield
     except AssertionError as error:

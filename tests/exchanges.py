@@ -43,7 +43,6 @@ def table_in(made):
 
 
 def call(function, *arguments: int) -> int:
-    """Call a function of a table as C does; what it sets is raised."""
     return ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))(address_of(function))(*arguments)
 
 
@@ -139,8 +138,6 @@ class Sub(np.ndarray):
 
 
 class ByCachedProperty:
-    """As ``Wrapper``: the attribute is no table, but another tensor."""
-
     def __init__(self, inner):
         self.inner = inner
 
@@ -268,7 +265,6 @@ def elements(tensor) -> np.ndarray:
 
 
 def place(tensor) -> int:
-    """Where its first element lies."""
     if jax is not None and isinstance(tensor, jax.Array):
         return tensor.unsafe_buffer_pointer()
     return elements(tensor).ctypes.data

@@ -232,7 +232,6 @@ def array_at(dtype: np.dtype, shape, strides, address: int, readonly: bool) -> n
 
 
 def is_in(memory: np.ndarray, array: np.ndarray) -> bool:
-    """Whether all of an array, which is not large, lies in that memory."""
     first, end = np.lib.array_utils.byte_bounds(array)
     at = memory.ctypes.data
     return 0 < array.size <= 4096 and at <= first and end <= at + memory.size
@@ -343,7 +342,6 @@ CONSUMERS = {
 
 @functools.cache
 def honest(dtype: str, ndim: int):
-    """A sound tensor of the type ``Tabled`` for which `looks` has a cache entry."""
     tensor = Tabled(np.ones((2,) * ndim, dtype))
     looks(tensor)
     assert is_fast(looks, tensor)

@@ -146,7 +146,6 @@ destroy_function = _native(_callback("int(void *, intptr_t)", lambda py_capsule,
 
 
 def managed_and(ledger: Ledger, array: np.ndarray, what, export=export_versioned, **lies):
-    """A new managed tensor whose deleter crosses it out and then does `what`."""
     kind, function = {export_versioned: ("DLManagedTensorVersioned", delete_function),
                       export_legacy: ("DLManagedTensor", delete_legacy_function)}[export]  # fmt: skip
     managed = export(ledger, array, deleter=ffi.cast(dict(ffi.typeof(kind).fields)["deleter"].type, function), **lies)
@@ -413,12 +412,10 @@ class GivesLegacy(Gives):
 
 
 def versioned(tensor, name=b"dltensor_versioned"):
-    """An honest capsule, or one of another name."""
     return capsule(export_versioned(tensor.ledger, tensor.array, **tensor.lies), name)
 
 
 def legacy(tensor, name=b"dltensor"):
-    """An honest legacy capsule, or one of another name."""
     return capsule(export_legacy(tensor.ledger, tensor.array, **tensor.lies), name)
 
 
@@ -495,8 +492,6 @@ GOOD_IN_THE_END = (
 
 
 class RaisingDescriptor:
-    """A descriptor that raises an exception like `error`, a new one each time."""
-
     def __init__(self, error):
         self.error = error
 

@@ -64,8 +64,6 @@ TAKEN: dict[str, Callable[[np.ndarray], bool]] = {
 
 
 def _of(taken: str, make: Callable[[np.ndarray], Any]):
-    """`make`, but for arrays of which there are no such tensors."""
-
     def made(array: np.ndarray):
         if not TAKEN[taken](array):
             raise LookupError("it has no such tensors")

@@ -66,7 +66,6 @@ class Ledger:
         _ledgers[address_of(managed)] = self
 
     def check(self, made: int) -> None:
-        """Everything that was exported, `made` tensors in all, was given back once."""
         assert (self.made, self.deleted, self.out) == (made, made, 0)
         assert not _strays, "a deleter was called for what is no tensor, or no longer one"
 
@@ -215,8 +214,6 @@ _incref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythona
 
 
 class Owner:
-    """Gives the managed tensor back that it was made with, and forgets what was borrowed of the object that has it."""
-
     of = 0
 
     def __init__(self, managed):

@@ -114,11 +114,6 @@ if SUITE.exists():
             globals()[f"{_name}{_place}"] = pytest.mark.usefixtures("own_registry")(_tests)
 
 
-def test_numpy_has_installed_its_tests():
-    if not SUITE.exists():
-        pytest.skip("this NumPy has not")
-
-
 # ---- PyTorch's: element types --------------------------------------------------------------------------------------
 def of_type(dtype):
     return torch.arange(16, dtype=torch.uint8).view(dtype)

@@ -302,8 +302,6 @@ class Calls:
 
 
 class WithMethods(Calls):
-    """It can be exported by ``__dlpack__`` as well."""
-
     def __init__(self, make, ledger=None):
         super().__init__(make)
         self.own = Dunder(np.full(3, 7.0), ledger)

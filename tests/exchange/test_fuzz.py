@@ -186,7 +186,6 @@ KINDS_IN_CI = (("f8", 1), ("i2", 2), ("c8", 3), ("?", 0), ("f4", 5), ("f4", 1), 
 
 
 def kinds(source: Source, dtypes: tuple[str, ...], ndims) -> list[Kind]:
-    """The kinds of arrays that a kernel can see through the source, the usual ones more often."""
     pairs = itertools.product(dtypes, ndims) if IS_NIGHTLY else [pair for pair in KINDS_IN_CI if pair[1] in ndims]
     drawn = [
         Kind(*pair, order, readonly, misaligned) for pair in pairs for order in "CFA"

@@ -64,7 +64,6 @@ def test_what_a_tensor_says_or_does(name):
 
 @pytest.mark.parametrize("error", [*UNCHANGED, *(kind("no") for kind in REWORDED)], ids=lambda error: type(error).__name__)
 def test_an_exception_that_is_more_than_a_message_arrives_as_it_is(error):
-    """By kernels; by conversions, which have no argument to name, each does."""
     for name, (function, make, call) in (CONVERSIONS if type(error) in REWORDED else EVERYTHING).items():
         with pytest.raises(type(error)) as caught:
             call(TOTALS, make(TOTALS, **{function: raising(error)}))

@@ -155,7 +155,6 @@ def in_a_cached_call(act):
 
 
 def when_deleted(act, base=None, **form):
-    """A tensor that acts in the deleter of its exports: of a table, or of a capsule."""
     references = []
     delete = lambda: act(references[0]())  # noqa: E731
     tensor = new(base, delete=delete) if base else gives_deleting(delete, None, None, **form)
@@ -195,7 +194,6 @@ class Once:
             self.busy, tensor.behaves = False, behaved
 
     def check(self, tensor):
-        """It acted, as told; all is given back, and calls are right."""
         assert self.ends and all(end == self.result for end in self.ends), self.ends
         forget_notes(tensor)
         tensor.ledger.check(tensor.ledger.made)

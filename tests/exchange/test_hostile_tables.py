@@ -34,7 +34,6 @@ def type_with(value, name: str, bases=(), by_meta=False):
 
 
 def check_ends(tensor, ends, word="") -> list:
-    """At the first call, a later one, and by Numba's dispatcher."""
     seen = [end_of(total, first, tensor) for first in (1.0, 1.0, ONLY_NUMBA, 1.0)]
     for end in seen:
         check_end(end, ends, word)
@@ -44,7 +43,6 @@ def check_ends(tensor, ends, word="") -> list:
 
 
 def chain(*versions, last=None):
-    """Tables of these versions, each with the next behind it; the newest."""
     table = last
     for version in reversed(versions):
         table = exchange_table(version=version, prev=table, **OURS)
@@ -176,7 +174,6 @@ def test_a_metaclass_that_answers_differently_each_time():
 
 
 def test_the_capsule_of_another_type():
-    """Its functions see objects that are none of theirs, and say so."""
     borrowed = type_with(vars(Viewed)[ATTRIBUTE], "Borrowed")
     check_ends(borrowed, TypeError, "not one of mine")
     check_end(end_of(unlocked_total, 1.0, borrowed), TypeError, "not one of mine")

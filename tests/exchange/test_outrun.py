@@ -63,8 +63,6 @@ def negated():
 
 
 def become(convert):
-    """The victim gets another implementation, device or dtype."""
-
     def action(victim):
         victim.data = convert(victim.detach())
 
@@ -141,7 +139,6 @@ def total(x):
 
 
 def read(a, b, c):
-    """What it reads: the sums of the arrays among its first two arguments."""
     return total(a), total(b)
 
 
@@ -155,7 +152,6 @@ def known_kernel(nogil: bool):
 
 @functools.cache
 def later(nogil: bool, place: str = "before", make=twos):
-    """A kernel that makes such calls by a cache entry."""
     for _ in range(4):
         known_kernel(nogil)(*PLACES[place](make(), Evil(lambda: None)))
     return known_kernel(nogil)
@@ -305,8 +301,6 @@ def test_without_an_exchange_table():
 
 # ---- conversions, arrays ---------------------------------------------------------------------------------------------
 class Changing(TorchFunctionMode):
-    """A mode that changes a tensor at the n-th function that it sees."""
-
     def __init__(self, action, number):
         super().__init__()
         self.action, self.number = action, number

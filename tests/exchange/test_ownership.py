@@ -18,7 +18,7 @@ from exchanges import CALLS
 from forked import fork_python
 from frameworks import has_table, is_borrowed, needs_torch, torch
 from fuzzing import is_fast
-from hostile_producers import CONTENTS, EXPORTED, FUNCTIONS, RETURNS, Gives, Odd
+from hostile_producers import CONTENTS, EXPORTED, FUNCTIONS, RETURNS, Gives, raising
 from interpreter import run_python
 from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy
 from numba.core.errors import NumbaError, TypingError
@@ -47,15 +47,6 @@ COMPANIES = {  # who stands beside the argument to blame, by turns; how many arg
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
-def raises(error):
-    """``__dlpack__`` raises a new exception each time: one that is raised again would collect tracebacks."""
-
-    def give(tensor):
-        raise error()
-
-    return functools.partial(Gives, give)
-
-
 def interrupted(tensor):
     """Ctrl-C arrives while ``__dlpack__`` runs, and it has made its capsule, which gives its tensor back."""
     made = to_dlpack(Exported(tensor.array, tensor.ledger), max_version=(1, 0))
@@ -93,8 +84,8 @@ BAD = {
     "export of NULL": (acts(Exported, lambda tensor, out: 0), BufferError),
     **{f"__dlpack__ that returns {name}": (functools.partial(Gives, RETURNS[name]), BufferError)
        for name in ("None", "itself", "a capsule of a longer name", "a consumed capsule", "a consumed legacy capsule")},
-    **{f"__dlpack__ that raises {type(error()).__name__}": (raises(error), type(error()))
-       for error in (BufferError, KeyError, functools.partial(Odd, 1, 2, third=3), KeyboardInterrupt, SystemExit)},
+    **{f"__dlpack__ that raises {error.__name__}": (functools.partial(Gives, raising(error)), error)
+       for error in (BufferError, KeyError, KeyboardInterrupt, SystemExit)},
     "Ctrl-C in __dlpack__": (functools.partial(Gives, interrupted), KeyboardInterrupt),
     "Ctrl-C at its end": (functools.partial(Gives, lambda tensor: signal.raise_signal(signal.SIGINT)), KeyboardInterrupt),
     "object": (lambda memory, ledger: object(), TypeError),
@@ -315,7 +306,6 @@ BLAMED = ("numpy", "device kDLCUDA, export", "view that raises BufferError", "__
 
 
 def check_blamed(kernel, how, clear, tensors, others, position, kind) -> None:
-    """The kernel raises because of an element of one argument, or that is refused."""
     make, errors = BAD.get(kind, (functools.partial(tensor_of, kind), ValueError))
     ledger = Ledger()
     culprit = make(memory_of(-100, -100, -100), ledger)
@@ -361,7 +351,7 @@ LEAVES = {
     "a refusal": (functools.partial(end_of, gather, 1, object()), []),
     **{f"a refusal by {take.__name__}, {how}": (lambda x, take=take, make=make: end_of(take, make(x)), [])
        for take in (gather, from_dlpack, to_dlpack) for how, make in {
-           "of what lies": lambda x: Dunder(ONES, lanes=2), "of what raises": raises(BufferError),
+           "of what lies": lambda x: Dunder(ONES, lanes=2), "of what raises": lambda x: Gives(raising(BufferError)),
            "of an export that sets": lambda x: Exported(ONES, export=FUNCTIONS["0 and BufferError set"][0]),
            "of a view that fails": lambda x: Viewed(ONES, view=FUNCTIONS["-1 and no exception, -1"][0])}.items()},
     "an array": (fast_args(lambda x: x[1:]), [np.ndarray, np.dtype("f8")]),

@@ -350,7 +350,6 @@ Taker = made.tabled_type("Taker", managed_tensor_to_py_object_no_sync=hostile._n
 
 
 def give(out, thing) -> int:
-    """Put a new reference into `out`, as the table's function does."""
     out[0] = ffi.cast("void *", hostile._new_reference(thing))
     return 0
 

@@ -53,7 +53,6 @@ OTHERS = {
 }
 if torch is not None:
     OTHERS |= {"int4": (lambda: _narrow("int4"), "int8"), "uint4": (lambda: _narrow("uint4"), "uint8")}
-of_each = pytest.mark.parametrize("maker", MAKERS)
 
 
 @functools.cache
@@ -306,7 +305,7 @@ def test_where_numbas_dispatcher_makes_all_calls(monkeypatch):
 
 # ---- what is said, and the option ----------------------------------------------------------------------------------
 @needs_ml_dtypes
-@of_each
+@pytest.mark.parametrize("maker", MAKERS)
 def test_explained(maker):
     tensor = MAKERS[maker]()
     said = str(explain(tensor))

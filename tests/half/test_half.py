@@ -140,7 +140,6 @@ def test_every_float32_is_stored_as_pytorch_does(form):
 
 @of_each
 def test_float64_is_rounded_to_float32_first(form):
-    """As PyTorch does."""
     wide = np.random.default_rng(3).normal(size=50_000) * np.exp2(np.random.default_rng(4).integers(-30, 20, 50_000))
     near = edges(form)[::7].astype(float)
     near = near[np.isfinite(near)]
@@ -334,7 +333,6 @@ PROMOTED = {
 
 
 def type_of_product(*operands):
-    """What Numba's compiler infers."""
     cpu_target.typing_context.refresh()
     return cpu_target.typing_context.resolve_function_type(operator.mul, operands, {}).return_type
 

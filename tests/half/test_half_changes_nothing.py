@@ -73,11 +73,6 @@ def outcome(function, *arguments):
         return type(error).__name__, str(error).splitlines()[:1]
 
 
-def typing_of(function, given):
-    """The signature that Numba's compiler infers, or the kind of its error."""
-    return outcome(cpu_target.typing_context.resolve_function_type, function, given, {})
-
-
 def plain(x, y, n):
     t = 1
     if n:
@@ -91,8 +86,9 @@ def plain(x, y, n):
 def behaviour():
     context = cpu_target.typing_context
     context.refresh()
-    found: list = [typing_of(function, (kind,)) for function in OF_ONE for kind in KINDS]
-    found += [typing_of(function, (one, other)) for function in OF_TWO for one in KINDS for other in KINDS]
+    given = [(function, (kind,)) for function in OF_ONE for kind in KINDS]
+    given += [(function, (one, other)) for function in OF_TWO for one in KINDS for other in KINDS]
+    found: list = [outcome(context.resolve_function_type, function, kinds, {}) for function, kinds in given]
     found += [context.unify_pairs(one, other) for one in NUMBERS for other in NUMBERS]
     found += [context.resolve_getattr(kind, name) for kind in KINDS for name in ATTRIBUTES]
     halves, x = np.ones(2, np.float16), np.arange(5, dtype=np.float32)

@@ -80,7 +80,6 @@ def test_nothing_is_compiled_before_it_is_known_what_is_refused():
 
 
 def numbers_in(result):
-    """All numbers of a result, one after the other."""
     if isinstance(result, (tuple, list)):
         return [number for each in result for number in numbers_in(each)]
     return np.asarray(result).astype(complex).ravel().tolist()
@@ -98,7 +97,6 @@ PARTS = 8
 
 
 def called(function, call):
-    """A kernel that calls `function`."""
     names = {"f": function, "np": np}
     exec(f"def kernel(x, y, X, I):\n e = x[0]\n np.random.seed(1)\n return {call}\n", names)
     return names["kernel"]
