@@ -1,9 +1,7 @@
 """Every way by which a tensor leaves a framework and comes back, and what is asked of the frameworks themselves.
 
-The functions of exchange tables are called as a consumer written in C calls them.
-
-Functions that need the GIL are called with it (``PYFUNCTYPE``, which also raises what they set), the allocator and the
-deleters without it (``CFUNCTYPE``).
+Functions of exchange tables are called as by a consumer written in C: with the GIL (``PYFUNCTYPE``, which also raises what they
+set), the allocator and the deleters without it (``CFUNCTYPE``).
 """
 
 import ctypes
@@ -14,6 +12,7 @@ import pickle
 import sys
 import threading
 import time
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -44,7 +43,6 @@ def table_in(made):
 
 
 def call(function, *arguments: int) -> int:
-    """Call a function of a table as C does; what it sets is raised."""
     return ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))(address_of(function))(*arguments)
 
 
@@ -59,14 +57,12 @@ UNTOUCHED = 0x1DEA
 
 
 def exported(x, table=TABLE):
-    """A new owning export: a ``DLManagedTensorVersioned *``."""
     out = ffi.new("DLManagedTensorVersioned **")
     assert call(table.managed_tensor_from_py_object_no_sync, id(x), address_of(out)) == 0
     return out[0]
 
 
 def delete(managed, prototype=ctypes.CFUNCTYPE):
-    """Call the deleter: without the GIL, unless told otherwise."""
     prototype(None, _at)(address_of(managed.deleter))(address_of(managed))
 
 
@@ -81,7 +77,6 @@ def imported(managed) -> np.ndarray:
 
 
 def borrowed(array):
-    """A ``DLTensor`` that describes an array and owns nothing."""
     out = ffi.new("DLTensor *")
     assert BORROW(array, address_of(out)) == 0
     return out
@@ -123,7 +118,6 @@ def check_describes(tensor, array: np.ndarray, field=None) -> None:
 
 
 def managed_in(capsule):
-    """The managed tensor in a capsule that nobody has taken."""
     name = capsule_name(capsule)
     kind = {b"dltensor_versioned": "DLManagedTensorVersioned *", b"dltensor": "DLManagedTensor *"}[name]
     return ffi.cast(kind, _pointer(capsule, name))
@@ -133,7 +127,6 @@ _USED = ctypes.c_char_p(b"used_dltensor_versioned")
 
 
 def taken_from(capsule):
-    """The managed tensor in a capsule, which is consumed."""
     managed = managed_in(capsule)
     ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), _USED)
     return managed
@@ -145,8 +138,6 @@ class Sub(np.ndarray):
 
 
 class ByCachedProperty:
-    """As ``Wrapper``: the attribute is no table, but another tensor."""
-
     def __init__(self, inner):
         self.inner = inner
 
@@ -162,12 +153,7 @@ class BySlot:
         self.inner = self.__dlpack_c_exchange_api__ = inner
 
 
-class Derived(Wrapper):
-    pass
-
-
-ByProperty = Wrapper
-WRAPPERS = [ByProperty, ByCachedProperty, BySlot, Derived]
+WRAPPERS = [Wrapper, ByCachedProperty, BySlot]
 
 
 def _mapped(array):
@@ -179,7 +165,7 @@ def _mapped(array):
 
 
 SOURCES = {
-    **{producer.name.replace("`", ""): producer.make for producer in PRODUCERS if producer.is_installed},
+    **{name.replace("`", ""): make for name, make in PRODUCERS.items()},
     "exchange table": Tabled,
     "max_version ignored": Ignorant,
     "subclass of ndarray": lambda array: array.view(Sub),
@@ -187,12 +173,12 @@ SOURCES = {
     "mmap": _mapped,
     "wrapper of a table's": lambda array: BySlot(Tabled(array)),
     "wrapper of __dlpack__": lambda array: ByCachedProperty(Dunder(array)),
-    "wrapper of legacy __dlpack__": lambda array: Derived(Legacy(array)),
-    "wrapper of a wrapper of a memoryview": lambda array: ByProperty(BySlot(memoryview(array))),
+    "wrapper of legacy __dlpack__": lambda array: Wrapper(Legacy(array)),
+    "wrapper of a wrapper of a memoryview": lambda array: Wrapper(BySlot(memoryview(array))),
 }
 """By name: what makes a tensor over an array's memory, or over a copy of its own, or raises."""
 if torch is not None:
-    SOURCES["wrapper of PyTorch's"] = lambda array: ByProperty(SOURCES["torch.Tensor"](array))
+    SOURCES["wrapper of PyTorch's"] = lambda array: Wrapper(SOURCES["torch.Tensor"](array))
 ALWAYS_READONLY = ("jax.Array", "pyarrow.Array", "bytes", "only legacy __dlpack__", "max_version ignored",
                    "wrapper of legacy __dlpack__")  # fmt: skip
 """Immutable, or exported by legacy capsules, which cannot say that they are not."""
@@ -251,7 +237,6 @@ def tensors(source: str, layout: str, dtypes=("u1", "f4")):
 
 
 def one(source: str):
-    """An array of twelve elements and the source's tensor of it."""
     return next(tensors(source, "1-d"))[:2]
 
 
@@ -280,7 +265,6 @@ def elements(tensor) -> np.ndarray:
 
 
 def place(tensor) -> int:
-    """Where its first element lies."""
     if jax is not None and isinstance(tensor, jax.Array):
         return tensor.unsafe_buffer_pointer()
     return elements(tensor).ctypes.data
@@ -288,8 +272,6 @@ def place(tensor) -> int:
 
 # ---- ways ------------------------------------------------------------------------------------------------------------
 class Given:
-    """An object whose ``__dlpack__`` is a function, or gives a capsule."""
-
     def __init__(self, give):
         self.give = give if callable(give) else lambda **_: give
 
@@ -301,7 +283,6 @@ class Given:
 
 
 def exporter(tensor):
-    """An object whose ``__dlpack__`` is :func:`to_dlpack`."""
     return Given(functools.partial(to_dlpack, tensor))
 
 
@@ -354,34 +335,13 @@ def eventually(condition) -> bool:
 
 def together(count: int, work) -> None:
     """Run ``work(i)`` in `count` threads that start at once and take turns quickly. What any of them raises is raised."""
-    barrier, raised, interval = threading.Barrier(count), [], sys.getswitchinterval()
-
-    def run(i):
-        barrier.wait()
-        try:
-            work(i)
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    barrier, interval = threading.Barrier(count), sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        with futures.ThreadPoolExecutor(count) as pool:
+            list(pool.map(lambda i: (barrier.wait(), work(i)), range(count)))
     finally:
         sys.setswitchinterval(interval)
-    for error in raised:
-        raise error
-
-
-def is_held(thing: bytearray) -> bool:
-    """Whether somebody has a buffer of a bytearray: then it cannot be resized."""
-    try:
-        thing.append(0)
-    except BufferError:
-        return True
-    thing.pop()
-    return False
 
 
 # ---- processes of their own -------------------------------------------------------------------------------------------

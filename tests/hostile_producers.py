@@ -1,9 +1,7 @@
 """Producers that break their promises: exchange tables whose functions do as a test says, classes with ``__dlpack__``.
 
-The functions of a table are native (Numba ``@cfunc``), because only native code can return with an exception set; each
-asks a cffi callback what to do, and that asks the tensor. Managed tensors are entered in a ``Ledger``, so every test
-can say that each was given back once. Native functions also note when they are entered with an exception set: a debug
-build of CPython aborts there.
+The functions of a table are native, because only native code can return with an exception set; each asks a cffi callback what to
+do, and that asks the tensor. They also note when they are entered with an exception set: a debug build of CPython aborts there.
 """
 
 import collections
@@ -60,19 +58,9 @@ def _do(what, *arguments) -> int:
     return code
 
 
-def _quiet(kind, value, traceback):
-    """The onerror of the callbacks: nothing is printed, the callback fails without a reason."""
-
-
-@ffi.callback("intptr_t()", onerror=_quiet)
-def _error_type():
-    return _new_reference(_pending.error[0]) if getattr(_pending, "error", None) is not None else 0
-
-
-@ffi.callback("intptr_t()", onerror=_quiet)
-def _error_value():
-    value, _pending.error = _pending.error[1], None
-    return _new_reference(value)
+def _callback(signature: str, function):
+    """A cffi callback that prints nothing where it fails without a reason: then it returns -1, or 0 for an address."""
+    return ffi.callback(signature, function, error=-1 if signature.startswith("int(") else 0, onerror=lambda *error: None)
 
 
 def _new_reference(thing) -> int:
@@ -80,12 +68,16 @@ def _new_reference(thing) -> int:
     return id(thing)
 
 
+def _take_value() -> int:
+    value, _pending.error = _pending.error[1], None
+    return _new_reference(value)
+
+
 _incref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
-
-
-@ffi.callback("void(int)", onerror=_quiet)
-def _note(which):
-    violations.append(("a view", "an export", "a deleter", "a legacy deleter", "a capsule's destructor")[which])
+_error_type = _callback("intptr_t()", lambda: _new_reference(_pending.error[0]) if getattr(_pending, "error", None) else 0)
+_error_value = _callback("intptr_t()", _take_value)
+_WHICH = ("a view", "an export", "a deleter", "a legacy deleter", "a capsule's destructor")
+_note = ffi.callback("void(int)", lambda which: violations.append(_WHICH[which]))
 
 
 def _native(callback, which: int):
@@ -109,53 +101,33 @@ def _native(callback, which: int):
             Py_DecRef(value)
         return code
 
-    _kept.append((function, behave, error_type, error_value, note))
+    _kept.append((function, callback, behave, error_type, error_value, note))
     return function.address
 
 
-@ffi.callback("int(void *, DLTensor *)", error=-1, onerror=_quiet)
-def _view(py_object, out):
-    thing = ctypes.cast(address_of(py_object), ctypes.py_object).value
-    return _do(Hostile.give, thing, "view", out)
+def _giving(which: str):
+    return lambda py_object, out: _do(Hostile.give, ctypes.cast(address_of(py_object), ctypes.py_object).value, which, out)
 
 
-@ffi.callback("int(void *, DLManagedTensorVersioned **)", error=-1, onerror=_quiet)
-def _export(py_object, out):
-    thing = ctypes.cast(address_of(py_object), ctypes.py_object).value
-    return _do(Hostile.give, thing, "export", out)
+def _deleting(delete):
+    """What a deleter does: give the tensor back, and then what it was told."""
+
+    def delete_and(managed):
+        what = _at_deletion.pop(address_of(managed), None)
+        delete(managed)
+        if what is not None:
+            what()
+
+    return lambda managed, _: _do(delete_and, managed)
 
 
-@ffi.callback("int(DLManagedTensorVersioned *, intptr_t)", error=-1, onerror=_quiet)
-def _delete(managed, _):
-    return _do(_delete_and, managed, made_producers.delete_versioned)
-
-
-@ffi.callback("int(DLManagedTensor *, intptr_t)", error=-1, onerror=_quiet)
-def _delete_legacy(managed, _):
-    return _do(_delete_and, managed, made_producers.delete_legacy)
-
-
-_at_deletion: dict[int, collections.abc.Callable[[], object]] = {}  # by address of a managed tensor
-
-
-def _delete_and(managed, delete):
-    what = _at_deletion.pop(address_of(managed), None)
-    delete(managed)
-    if what is not None:
-        what()
-
-
-@ffi.callback("int(void *, intptr_t)", error=-1, onerror=_quiet)
-def _destroy(py_capsule, _):
-    return _do(_destroyed, address_of(py_capsule))
-
-
-def _destroyed(address: int):
+def _destroy(address: int):
     destroyed_names.append(_capsule_name(address))
     if at_destruction:
         at_destruction[-1]()
 
 
+_at_deletion: dict[int, collections.abc.Callable[[], object]] = {}  # by address of a managed tensor
 _capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_GetName", ctypes.pythonapi))
 _set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
     ("PyCapsule_SetDestructor", ctypes.pythonapi)
@@ -165,17 +137,18 @@ destroyed_names: list[bytes] = []
 at_destruction: list[collections.abc.Callable[[], object]] = []
 """What the destructors do."""
 
-view_function, export_function = _native(_view, 0), _native(_export, 1)
-delete_function, delete_legacy_function = _native(_delete, 2), _native(_delete_legacy, 3)
-destroy_function = _native(_destroy, 4)
+view_function = _native(_callback("int(void *, DLTensor *)", _giving("view")), 0)
+export_function = _native(_callback("int(void *, DLManagedTensorVersioned **)", _giving("export")), 1)
+delete_function = _native(
+    _callback("int(DLManagedTensorVersioned *, intptr_t)", _deleting(made_producers.delete_versioned)), 2)
+delete_legacy_function = _native(_callback("int(DLManagedTensor *, intptr_t)", _deleting(made_producers.delete_legacy)), 3)
+destroy_function = _native(_callback("int(void *, intptr_t)", lambda py_capsule, _: _do(_destroy, address_of(py_capsule))), 4)
 
 
 def managed_and(ledger: Ledger, array: np.ndarray, what, export=export_versioned, **lies):
-    """A new managed tensor whose deleter crosses it out and then does `what`."""
-    function = delete_function if export is export_versioned else delete_legacy_function
-    kind = "DLManagedTensorVersioned" if export is export_versioned else "DLManagedTensor"
-    field = dict(ffi.typeof(kind).fields)["deleter"]
-    managed = export(ledger, array, deleter=ffi.cast(field.type, function), **lies)
+    kind, function = {export_versioned: ("DLManagedTensorVersioned", delete_function),
+                      export_legacy: ("DLManagedTensor", delete_legacy_function)}[export]  # fmt: skip
+    managed = export(ledger, array, deleter=ffi.cast(dict(ffi.typeof(kind).fields)["deleter"].type, function), **lies)
     _at_deletion[address_of(managed)] = what
     return managed
 
@@ -210,23 +183,15 @@ class Hostile:
         return act(self, out) if act is not None else honest(self, out, **({} if self.behaves else self.lies))
 
 
-def honest_view(tensor, out, **lies) -> int:
-    tensor.words.append(fill(out, tensor.array, **lies))
-    return 0
-
-
-def honest_export(tensor, out, **lies) -> int:
-    if tensor.delete is None or tensor.behaves:
+def honest(tensor, out, **lies) -> int:
+    """What an honest function of the table writes to `out`, a tensor or a pointer to one."""
+    if ffi.typeof(out) is ffi.typeof("DLTensor *"):
+        tensor.words.append(fill(out, tensor.array, **lies))
+    elif tensor.delete is None or tensor.behaves:
         out[0] = export_versioned(tensor.ledger, tensor.array, **lies)
     else:
         out[0] = managed_and(tensor.ledger, tensor.array, tensor.delete, **lies)
     return 0
-
-
-def honest(tensor, out, **lies) -> int:
-    """What an honest function of the table writes to `out`, a tensor or a pointer to one."""
-    function = honest_view if ffi.typeof(out) is ffi.typeof("DLTensor *") else honest_export
-    return function(tensor, out, **lies)
 
 
 def hostile_type(name="HostileTensor", bases=(Hostile,), attributes=None, **changes) -> type:
@@ -339,10 +304,12 @@ EXPORTED = {
 
 # ---- what a view or an export does -----------------------------------------------------------------------------------
 class Odd(Exception):
-    """An exception that cannot be made from a message."""
-
     def __init__(self, first, second, *, third):
         super().__init__(first)
+
+
+def fails(*_):
+    raise ZeroDivisionError("not to be asked")
 
 
 class Unmakeable(Exception):
@@ -350,16 +317,15 @@ class Unmakeable(Exception):
         raise RuntimeError("cannot be made")
 
 
-class Mute(BufferError):
-    def __str__(self):
-        raise RuntimeError("no words")
+class Unprintable:
+    def __repr__(self):
+        raise ValueError("cannot be printed")
+
+    __str__ = __repr__
 
 
-class Elsewhere(Exception):
-    def __new__(cls, *arguments):
-        return 5
-
-
+Mute = type("Mute", (BufferError,), {"__str__": fails})
+Elsewhere = type("Elsewhere", (Exception,), {"__new__": lambda cls, *arguments: 5})
 Outside = type("Outside", (BaseException,), {})  # what no ``except Exception`` catches
 
 REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError)
@@ -399,7 +365,7 @@ def returning(code: int):
 
 def filled_and_fails(tensor, out):
     if ffi.typeof(out) is ffi.typeof("DLTensor *"):
-        honest_view(tensor, out)
+        honest(tensor, out)
     return -1
 
 
@@ -440,32 +406,17 @@ class Gives(Dunder):
 
 
 class GivesLegacy(Gives):
-    """The same, of the years before ``max_version``."""
-
     def __dlpack__(self):
         self.asked.append("nothing")
         return self.give(self)
 
 
 def versioned(tensor, name=b"dltensor_versioned"):
-    """An honest capsule, or one of another name."""
     return capsule(export_versioned(tensor.ledger, tensor.array, **tensor.lies), name)
 
 
 def legacy(tensor, name=b"dltensor"):
-    """An honest legacy capsule, or one of another name."""
     return capsule(export_legacy(tensor.ledger, tensor.array, **tensor.lies), name)
-
-
-def fails(*_):
-    raise ZeroDivisionError("not to be asked")
-
-
-class Unprintable:
-    def __repr__(self):
-        raise ValueError("cannot be printed")
-
-    __str__ = __repr__
 
 
 FalsePyCapsule = type("PyCapsule", (Unprintable,), {})
@@ -501,34 +452,17 @@ def without_keywords_only(self, **keywords):
     return versioned(self)
 
 
-def changes_what_it_is_given(self, **keywords):
-    keywords.clear()
-    return versioned(self)
-
-
-class IsStatic(Dunder):
-    """``__dlpack__`` is a static method."""
-
-    def __init__(self, *arguments, **lies):
-        super().__init__(*arguments, **lies)
-        IsStatic.last = self
-
-    @staticmethod
-    def __dlpack__(*, max_version=None):
-        return versioned(IsStatic.last)
-
-
 class IsOfTheInstanceToo(Dunder):
-    """An instance attribute stands before the method of the type."""
+    """An instance attribute stands before the method of the type, which is static here."""
 
     def __init__(self, *arguments, **lies):
         super().__init__(*arguments, **lies)
-        self.__dlpack__ = lambda *, max_version=None: versioned(self)
+        self.__dlpack__ = IsOfTheInstanceToo.last = lambda *, max_version=None: versioned(self)
+
+    __dlpack__ = staticmethod(lambda *, max_version=None: IsOfTheInstanceToo.last())
 
 
 class EvilNames(type):
-    """A metaclass whose types do not tell their names."""
-
     def __getattribute__(cls, name):
         return fails() if name in ("__qualname__", "__module__", "__name__") else super().__getattribute__(name)
 
@@ -539,7 +473,7 @@ STRANGE = {
     "takes a stream by position": {"__dlpack__": lambda self, stream=None, /: versioned(self)},
     "has a property that gives a function": {
         "__dlpack__": property(lambda self: lambda *, max_version=None: versioned(self))},
-    "changes what it is given": {"__dlpack__": changes_what_it_is_given},
+    "changes what it is given": {"__dlpack__": lambda self, **keywords: versioned(self) if not keywords.clear() else None},
     "names a device that it is not on": {"__dlpack_device__": lambda self: (2, 7)},
     "raises when asked for its device": {"__dlpack_device__": fails},
     "has a device that is no method": {"__dlpack_device__": "kDLCPU"},
@@ -552,14 +486,12 @@ STRANGE = {
 }  # fmt: skip
 GOOD_IN_THE_END = (
     *(type(name, (Dunder,), attributes) for name, attributes in STRANGE.items()),
-    IsStatic, IsOfTheInstanceToo, EvilNames("Nameless", (Dunder,), {}), Legacy, Ignorant,
+    IsOfTheInstanceToo, EvilNames("Nameless", (Dunder,), {}), Legacy, Ignorant,
 )  # fmt: skip
 """Classes that are strange, and whose ``__dlpack__`` gives a good tensor all the same."""
 
 
 class RaisingDescriptor:
-    """A descriptor that raises an exception like `error`, a new one each time."""
-
     def __init__(self, error):
         self.error = error
 

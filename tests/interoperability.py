@@ -5,10 +5,10 @@
 
 import array as array_module
 import functools
+import importlib
 import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,15 @@ from oracle import seen_type  # noqa: E402
 
 from fastexchange import convert, fast_args, from_dlpack  # noqa: E402
 
-try:
-    import jax
-except ImportError:
-    jax = None
-try:
-    import pyarrow
-except ImportError:
-    pyarrow = None
-try:
-    import ml_dtypes
-except ImportError:
-    ml_dtypes = None
 
+def optional(module: str):
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+jax, pyarrow, ml_dtypes = map(optional, ("jax", "pyarrow", "ml_dtypes"))
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- interoperability: begin -->\n", "<!-- interoperability: end -->\n"
 DTYPES = NUMPY_DTYPES if ml_dtypes is None else (*NUMPY_DTYPES, "bfloat16")
@@ -55,54 +51,29 @@ NO_ELEMENTS = "no elements"
 """The outcome for a tensor without memory."""
 
 
-@dataclass(frozen=True)
-class Producer:
-    """A source of tensors: ``make`` gives one over an array's memory, or raises where the framework has none such."""
-
-    name: str
-    make: Callable[[np.ndarray], Any]
-    is_installed: bool = True
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way in: ``take`` gives the address of the memory that the consumer sees, and its elements, in a list."""
-
-    name: str
-    take: Callable[[Any], tuple[int, list]]
-    is_installed: bool = True
+TAKEN: dict[str, Callable[[np.ndarray], bool]] = {
+    "plain": lambda array: array.dtype.kind != "V",
+    "plain and writable": lambda array: array.dtype.kind != "V" and array.flags.writeable,
+    "writable": lambda array: array.flags.writeable,
+    "a vector": lambda array: array.ndim == 1 and array.dtype.kind in "iuf" and array.flags.c_contiguous,
+    "bytes": lambda array: array.ndim == 1 and array.dtype == np.uint8 and array.size > 0,
+    # Paddle has nothing readonly, reads negative strides wrongly, and has nine dimensions at most.
+    "paddle's": lambda array: array.flags.writeable and min(array.strides, default=0) >= 0 and array.ndim <= 9,
+    "of ctypes": lambda array: array.size > 0 and array.flags.c_contiguous and array.dtype.char in "bBhHiIlLqQfd",
+}
 
 
-def _of(takes: Callable[[np.ndarray], bool], make: Callable[[np.ndarray], Any]):
-    """`make`, but for arrays of which there are no such tensors."""
-
+def _of(taken: str, make: Callable[[np.ndarray], Any]):
     def made(array: np.ndarray):
-        if not takes(array):
+        if not TAKEN[taken](array):
             raise LookupError("it has no such tensors")
         return make(array)
 
     return made
 
 
-def _is_vector(array: np.ndarray) -> bool:
-    return array.ndim == 1 and array.dtype.kind in "iuf" and array.flags.c_contiguous
-
-
-def _is_bytes(array: np.ndarray) -> bool:
-    return array.ndim == 1 and array.dtype == np.uint8 and array.size > 0
-
-
-def _is_plain(array: np.ndarray) -> bool:
-    return array.dtype.kind != "V"
-
-
-def _is_plain_and_writable(array: np.ndarray) -> bool:
-    return array.dtype.kind != "V" and array.flags.writeable
-
-
-def _is_paddles(array: np.ndarray) -> bool:
-    """It has nothing readonly, reads negative strides wrongly, and has nine dimensions at most."""
-    return array.flags.writeable and min(array.strides, default=0) >= 0 and array.ndim <= 9
+def if_installed(sides: dict) -> dict:
+    return {name: function for name, (module, function) in sides.items() if module is not None}
 
 
 def _jax(array: np.ndarray):
@@ -112,16 +83,11 @@ def _jax(array: np.ndarray):
     return made
 
 
-class Older(Tabled):
-    """Its exchange table is under the attribute's older name."""
-
-    __dlpack_c_exchange_api__ = None
-    __c_dlpack_exchange_api__ = capsule(exchange_table(), TABLE_CAPSULE)
+Older = type("Older", (Tabled,), {
+    "__dlpack_c_exchange_api__": None, "__c_dlpack_exchange_api__": capsule(exchange_table(), TABLE_CAPSULE)})  # fmt: skip
 
 
 class Wrapper:
-    """Forwards to the tensor that it wraps."""
-
     def __init__(self, inner):
         self.inner = inner
 
@@ -131,31 +97,30 @@ class Wrapper:
 
 
 def memory_view(array: np.ndarray):
-    """``cuda.core``'s view of an array on the CPU."""
     return StridedMemoryView.from_dlpack(array, stream_ptr=-1)
 
 
-PRODUCERS = [
-    Producer("`numpy.ndarray`", lambda array: array),
-    Producer("`torch.Tensor`", _of(lambda array: array.flags.writeable, torch and torch.from_numpy), torch is not None),
-    Producer("`paddle.Tensor`", _of(_is_paddles, lambda array: paddle.from_dlpack(array)), paddle is not None),
-    Producer("`cuda.core`'s `StridedMemoryView`", memory_view, StridedMemoryView is not None),
-    Producer("`tvm_ffi.Tensor`", lambda array: tvm_ffi.from_dlpack(array), tvm_ffi is not None),
-    Producer("`jax.Array`", _jax, jax is not None),
-    Producer("`pyarrow.Array`", _of(_is_vector, lambda array: pyarrow.array(array)), pyarrow is not None),
-    Producer("`memoryview`", memoryview),
-    Producer("`array.array`", _of(_is_vector, lambda array: array_module.array(array.dtype.char, array.tolist()))),
-    Producer("`bytearray`", _of(_is_bytes, lambda array: bytearray(array.tobytes()))),
-    Producer("`bytes`", _of(_is_bytes, lambda array: array.tobytes())),
-    Producer("`ctypes` array", _of(
-        lambda array: array.size > 0 and array.flags.c_contiguous and array.dtype.kind in "?iuf" and array.dtype.char != "e",
-        np.ctypeslib.as_ctypes)),
-    Producer("exchange table", _of(_is_plain_and_writable, Tabled)),
-    Producer("exchange table, older attribute", _of(_is_plain_and_writable, Older)),
-    Producer("wrapper of an `ndarray`", Wrapper),
-    Producer("only `__dlpack__`", _of(_is_plain, Dunder)),
-    Producer("only legacy `__dlpack__`", _of(_is_plain, Legacy)),
-]  # fmt: skip
+ALL_PRODUCERS: dict[str, tuple[Any, Callable[[np.ndarray], Any]]] = {
+    "`numpy.ndarray`": (np, lambda array: array),
+    "`torch.Tensor`": (torch, _of("writable", torch and torch.from_numpy)),
+    "`paddle.Tensor`": (paddle, _of("paddle's", lambda array: paddle.from_dlpack(array))),
+    "`cuda.core`'s `StridedMemoryView`": (StridedMemoryView, memory_view),
+    "`tvm_ffi.Tensor`": (tvm_ffi, lambda array: tvm_ffi.from_dlpack(array)),
+    "`jax.Array`": (jax, _jax),
+    "`pyarrow.Array`": (pyarrow, _of("a vector", lambda array: pyarrow.array(array))),
+    "`memoryview`": (np, memoryview),
+    "`array.array`": (np, _of("a vector", lambda array: array_module.array(array.dtype.char, array.tolist()))),
+    "`bytearray`": (np, _of("bytes", lambda array: bytearray(array.tobytes()))),
+    "`bytes`": (np, _of("bytes", lambda array: array.tobytes())),
+    "`ctypes` array": (np, _of("of ctypes", np.ctypeslib.as_ctypes)),
+    "exchange table": (np, _of("plain and writable", Tabled)),
+    "exchange table, older attribute": (np, _of("plain and writable", Older)),
+    "wrapper of an `ndarray`": (np, Wrapper),
+    "only `__dlpack__`": (np, _of("plain", Dunder)),
+    "only legacy `__dlpack__`": (np, _of("plain", Legacy)),
+}
+"""Sources of tensors: the module, None if it is not installed, and what makes one over an array's memory, or raises."""
+PRODUCERS = if_installed(ALL_PRODUCERS)
 
 
 def _address_and_elements(x):
@@ -185,7 +150,7 @@ def _by_numpy(tensor) -> tuple[int, list]:
 
 
 def _by_pyarrow(tensor) -> tuple[int, list]:
-    if not _is_vector(from_dlpack(tensor)):
+    if not TAKEN["a vector"](from_dlpack(tensor)):
         try:
             convert(tensor, pyarrow.Array)
         except pyarrow.ArrowInvalid as error:
@@ -197,65 +162,68 @@ def _by(cls) -> Callable[[Any], tuple[int, list]]:
     return lambda tensor: _by_numpy(convert(tensor, cls))
 
 
-WAYS = [
-    Way("kernel", _by_kernel),
-    Way("`from_dlpack`", _by_numpy),
-    Way("to `torch.Tensor`", _by(torch and torch.Tensor), torch is not None),
-    Way("to `paddle.Tensor`", _by(paddle and paddle.Tensor), paddle is not None),
-    Way("to `tvm_ffi.Tensor`", _by(tvm_ffi and tvm_ffi.Tensor), tvm_ffi is not None),
-    Way("to `jax.Array`", _by(jax and jax.Array), jax is not None),
-    Way("vectors to `pyarrow.Array`", _by_pyarrow, pyarrow is not None and hasattr(pyarrow.Array, "from_dlpack")),
-]
+ALL_WAYS: dict[str, tuple[Any, Callable[[Any], tuple[int, list]]]] = {
+    "kernel": (np, _by_kernel),
+    "`from_dlpack`": (np, _by_numpy),
+    "to `torch.Tensor`": (torch, _by(torch and torch.Tensor)),
+    "to `paddle.Tensor`": (paddle, _by(paddle and paddle.Tensor)),
+    "to `tvm_ffi.Tensor`": (tvm_ffi, _by(tvm_ffi and tvm_ffi.Tensor)),
+    "to `jax.Array`": (jax, _by(jax and jax.Array)),
+    "vectors to `pyarrow.Array`": (pyarrow if hasattr(pyarrow and pyarrow.Array, "from_dlpack") else None, _by_pyarrow),
+}
+"""Ways in: what gives the address of the memory that the consumer sees, and its elements, in a list."""
+WAYS = if_installed(ALL_WAYS)
 
 
 def memory_of(tensor, array: np.ndarray) -> tuple[int, int]:
     """First byte and end of the memory that a producer's tensor has."""
     if isinstance(tensor, (array_module.array, bytes, bytearray)):
         memory = np.frombuffer(tensor, "u1")
-        return memory.ctypes.data, memory.ctypes.data + memory.nbytes
-    if jax is not None and isinstance(tensor, jax.Array):
-        return tensor.unsafe_buffer_pointer(), tensor.unsafe_buffer_pointer() + max(tensor.nbytes, 1)
-    if pyarrow is not None and isinstance(tensor, pyarrow.Array):
-        return tensor.buffers()[1].address, tensor.buffers()[1].address + max(tensor.nbytes, 1)
-    base = array.base if array.base is not None else array
-    return base.ctypes.data, base.ctypes.data + max(base.nbytes, 1)
+        first, size = memory.ctypes.data, memory.nbytes
+    elif jax is not None and isinstance(tensor, jax.Array):
+        first, size = tensor.unsafe_buffer_pointer(), tensor.nbytes
+    elif pyarrow is not None and isinstance(tensor, pyarrow.Array):
+        first, size = tensor.buffers()[1].address, tensor.nbytes
+    else:
+        base = array.base if array.base is not None else array
+        first, size = base.ctypes.data, base.nbytes
+    return first, first + max(size, 1)
 
 
-def cases_in(layout: str, way: Way) -> list[tuple[str, bool]]:
+def cases_in(layout: str, way: str) -> list[tuple[str, bool]]:
     """Dtypes, and whether readonly. Kernels are compiled for each case: in all layouts but one, they get two or three."""
-    if way.name != "kernel" or layout == "1-d":
+    if way != "kernel" or layout == "1-d":
         return [*itertools.product(DTYPES, (False, True))]
     return [(dtype, i % 2 == 1) for i, dtype in enumerate(DTYPES[list(LAYOUTS).index(layout) % 7 :: 7])]
 
 
 @functools.cache  # the tests ask tensor by tensor, and then for the table
-def outcome(producer: Producer, way: Way, dtype: str, layout: str, readonly: bool) -> str | None:
+def outcome(producer: str, way: str, dtype: str, layout: str, readonly: bool) -> str | None:
     """``zero-copy``, ``copy``, or the name of the exception; None where the producer has no such tensor.
 
     Raises AssertionError if the consumer sees other elements than the array has.
     """
     array = LAYOUTS[layout](np.arange(12).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
-    if readonly:
-        array.flags.writeable = False
+    array.flags.writeable = not readonly
     try:
-        tensor = producer.make(array)
+        tensor = PRODUCERS[producer](array)
     except Exception:  # each framework says no in its own way
         return None
     try:
-        address, elements = way.take(tensor)
+        address, elements = WAYS[way](tensor)
     except NotImplementedError:
         return None
     except Exception as error:
         return seen_type(error).__name__
-    expected = array.view("u2") if way.name == "kernel" and dtype in ("bfloat16", "f2") else array
-    assert elements == expected.tolist(), (producer.name, way.name, dtype, layout, readonly, elements)
+    expected = array.view("u2") if way == "kernel" and dtype in ("bfloat16", "f2") else array
+    assert elements == expected.tolist(), (producer, way, dtype, layout, readonly, elements)
     first, end = memory_of(tensor, array)
     if not array.size:
         return NO_ELEMENTS
     return "zero-copy" if first <= address < end else "copy"
 
 
-def summary(producer: Producer, way: Way) -> str:
+def summary(producer: str, way: str) -> str:
     """One cell of the table: what nearly always happens, and the exceptions."""
     seen: dict[str, list[tuple[str, str, bool]]] = {}
     for layout in LAYOUTS:
@@ -265,7 +233,7 @@ def summary(producer: Producer, way: Way) -> str:
                 seen.setdefault(found, []).append((dtype, layout, readonly))
     if not seen:
         return "-"
-    if way.name == "to `jax.Array`" and set(seen) <= {"zero-copy", "copy"} and producer.name != "`jax.Array`":
+    if way == "to `jax.Array`" and set(seen) <= {"zero-copy", "copy"} and producer != "`jax.Array`":
         return "zero-copy if aligned, else copy"
     usual = "zero-copy" if "zero-copy" in seen else max(seen, key=lambda name: len(seen[name]))
     rest = [f"{_common(seen[name], seen)}: {name}" for name in sorted(seen) if name != usual]
@@ -287,12 +255,8 @@ def _common(cases: list, seen: dict) -> str:
 
 
 def table() -> str:
-    """The matrix in Markdown."""
-    ways = [way for way in WAYS if way.is_installed]
-    lines = ["| from | " + " | ".join(way.name for way in ways) + " |", "|---" * (len(ways) + 1) + "|"]
-    for producer in PRODUCERS:
-        if producer.is_installed:
-            lines.append(f"| {producer.name} | " + " | ".join(summary(producer, way) for way in ways) + " |")
+    lines = ["| from | " + " | ".join(WAYS) + " |", "|---" * (len(WAYS) + 1) + "|"]
+    lines += [f"| {name} | " + " | ".join(summary(name, way) for way in WAYS) + " |" for name in PRODUCERS]
     return "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,4 @@
-"""Producers of tensors made for the tests: honest ones that count what they export, and the means to make dishonest ones.
-
-Every managed tensor made here is entered in a :class:`Ledger` and crossed out by its deleter, so a test can say that each
-was given back exactly once. All of them share the memory of a NumPy array.
-"""
+"""Producers of tensors made for the tests, which enter what they export in a `Ledger`, and the means to make dishonest ones."""
 
 import ctypes
 
@@ -42,6 +38,16 @@ def capsule_name(thing) -> bytes:
     return _capsule_name(thing)
 
 
+def is_held(thing) -> bool:
+    """Whether somebody has a buffer of a bytearray, or an array of the standard library's: then it cannot be resized."""
+    try:
+        thing.append(0)
+    except BufferError:
+        return True
+    thing.pop()
+    return False
+
+
 class Ledger:
     """Which managed tensors are out, and how many came back."""
 
@@ -52,7 +58,6 @@ class Ledger:
 
     @property
     def out(self) -> int:
-        """Managed tensors not yet given back."""
         return len(self._out)
 
     def enter(self, managed, keep) -> None:
@@ -61,7 +66,6 @@ class Ledger:
         _ledgers[address_of(managed)] = self
 
     def check(self, made: int) -> None:
-        """Everything that was exported, `made` tensors in all, was given back once."""
         assert (self.made, self.deleted, self.out) == (made, made, 0)
         assert not _strays, "a deleter was called for what is no tensor, or no longer one"
 
@@ -117,7 +121,6 @@ def export_versioned(ledger: Ledger, array: np.ndarray, **lies):
 
 
 def export_legacy(ledger: Ledger, array: np.ndarray, **lies):
-    """A new ``DLManagedTensor *`` that its deleter crosses out."""
     managed = ffi.new("DLManagedTensor *")
     managed.deleter = lies.get("deleter", delete_legacy)
     ledger.enter(managed, fill(managed.dl_tensor, array, **lies))
@@ -145,20 +148,19 @@ class Dunder:
         return made
 
 
-class Legacy(Dunder):
-    """A tensor of the years before DLPack 1: ``__dlpack__`` knows no ``max_version``, its capsules no version."""
-
-    def __dlpack__(self):
-        self.asked.append("nothing")
-        return self._capsule(export_legacy, b"dltensor")
-
-
 class Ignorant(Dunder):
     """A tensor whose ``__dlpack__`` accepts ``max_version`` and ignores it."""
 
     def __dlpack__(self, *, max_version=None):
         self.asked.append(max_version)
         return self._capsule(export_legacy, b"dltensor")
+
+
+class Legacy(Ignorant):
+    """A tensor of the years before DLPack 1: ``__dlpack__`` knows no ``max_version``, its capsules no version."""
+
+    def __dlpack__(self):
+        return super().__dlpack__(max_version="nothing")
 
 
 # ---- exchange tables -----------------------------------------------------------------------------------------------
@@ -212,8 +214,6 @@ _incref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythona
 
 
 class Owner:
-    """Gives the managed tensor back that it was made with, and forgets what was borrowed of the object that has it."""
-
     of = 0
 
     def __init__(self, managed):
@@ -226,7 +226,6 @@ class Owner:
 
 
 def array_over(tensor) -> np.ndarray:
-    """The NumPy array over the memory of a sound ``DLTensor``; it owns nothing."""
     dtype = _dtype_of(tensor)
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
     strides = [tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)]
@@ -244,12 +243,10 @@ def current_work_stream(device_type, device_id, out):
 
 
 FUNCTIONS = {
-    "managed_tensor_allocator": allocate,
-    "managed_tensor_from_py_object_no_sync": export,
-    "managed_tensor_to_py_object_no_sync": to_py_object,
-    "dltensor_from_py_object_no_sync": borrow,
+    "managed_tensor_allocator": allocate, "managed_tensor_from_py_object_no_sync": export,
+    "managed_tensor_to_py_object_no_sync": to_py_object, "dltensor_from_py_object_no_sync": borrow,
     "current_work_stream": current_work_stream,
-}
+}  # fmt: skip
 
 _tables: list[object] = []  # exchange tables live for ever, as those of real frameworks do
 
@@ -270,8 +267,6 @@ def exchange_table(version=(1, 3), prev=None, **functions):
 
 
 class _Tabled:
-    """What the tensor types of :func:`tabled_type` have in common."""
-
     def __init__(self, array: np.ndarray, ledger: Ledger | None = None, **lies):
         self.array, self.ledger, self.lies = array, ledger or Ledger(), lies
         self.borrows = 0
@@ -287,8 +282,6 @@ Tabled = tabled_type()
 
 
 class WithMethods:
-    """A base for tabled types that can also be exchanged by ``__dlpack__``, and count it."""
-
     dunder_calls = 0
 
     def __dlpack_device__(self):

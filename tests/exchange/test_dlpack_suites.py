@@ -1,21 +1,25 @@
-"""The DLPack tests of NumPy, PyTorch and tvm-ffi, with this package in the framework's place.
-
-NumPy's are the installed ones, run as they stand with another ``from_dlpack`` and another ``__dlpack__``. PyTorch and tvm-ffi
-install none: what theirs check, and no other test here does, is checked below.
-"""
+"""The DLPack tests of NumPy, as it has installed them, and what frameworks with tables of their own check and refuse."""
 
 import ast
+import gc
 import itertools
+import sys
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 from exchanges import CALLS, CONVERSIONS, SOURCES, exporter, needs_tvm_ffi
-from frameworks import has_versioned_capsules, is_exported, needs_torch, takes_copy, torch, tvm_ffi
-from oracle import type_and_message
+
+from frameworks import (  # isort: skip
+    StridedMemoryView, has_versioned_capsules, is_exported, needs_torch, paddle, takes_copy, torch, tvm_ffi,
+)
+from interoperability import memory_view
+from oracle import references_kept, type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
+from fastexchange.arguments import paddle as paddle_producer
+from fastexchange.arguments.discovery import discover
 from fastexchange.ground import dtype_registry
 from fastexchange.ground.dlpack import VERSION
 
@@ -39,16 +43,13 @@ class Protocol:
 SUITE = Path(np.__file__).parent / "_core" / "tests" / "test_dlpack.py"
 
 
-def _own_export(x, **options):
-    return x.__dlpack__(**options)
-
-
 def _our_export(x, **options):
     return exporter(x).__dlpack__(**options)
 
 
 PLACES = {
-    "Consumer": (lambda x, **options: from_dlpack(Protocol(x), **options), _own_export),
+    "Consumer": (lambda x, **options: from_dlpack(Protocol(x), **options),
+                 lambda x, **options: x.__dlpack__(**options)),
     "Producer": (lambda x, **options: np.from_dlpack(exporter(x), **options), _our_export),
     "Both": (from_dlpack, _our_export),
 }
@@ -86,18 +87,6 @@ class _Changes(ast.NodeTransformer):
         return node
 
 
-class _Instead(types.ModuleType):
-    """A module in which some names have been replaced."""
-
-    def __init__(self, module, **names):
-        super().__init__(module.__name__)
-        self._module = module
-        vars(self).update(names)
-
-    def __getattr__(self, name):
-        return getattr(self._module, name)
-
-
 @pytest.fixture(scope="class")
 def own_registry():
     """As NumPy's tests begin with an empty registry and leave nothing in it, so with ours."""
@@ -108,12 +97,11 @@ def own_registry():
 
 
 def numpys_tests(consume, export) -> dict[str, type]:
-    """The classes of NumPy's tests, with these functions in the place of NumPy's."""
     tree = ast.fix_missing_locations(_Changes().visit(ast.parse(SUITE.read_text(encoding="utf-8"))))
     namespace = {"__name__": __name__, "__dlpack__": export}
     exec(compile(tree, SUITE, "exec"), namespace)
-    dtypes = _Instead(np.dtypes, register_dlpack_dtype=register_dlpack_dtype)
-    namespace["np"] = _Instead(np, from_dlpack=consume, dtypes=dtypes)
+    dtypes = types.SimpleNamespace(**vars(np.dtypes) | {"register_dlpack_dtype": register_dlpack_dtype})
+    namespace["np"] = types.SimpleNamespace(**vars(np) | {"from_dlpack": consume, "dtypes": dtypes})
     return {name: tests for name, tests in namespace.items() if name.startswith("Test")}
 
 
@@ -126,14 +114,8 @@ if SUITE.exists():
             globals()[f"{_name}{_place}"] = pytest.mark.usefixtures("own_registry")(_tests)
 
 
-def test_numpy_has_installed_its_tests():
-    if not SUITE.exists():
-        pytest.skip("this NumPy has not")
-
-
 # ---- PyTorch's: element types --------------------------------------------------------------------------------------
 def of_type(dtype):
-    """A tensor of sixteen bytes."""
     return torch.arange(16, dtype=torch.uint8).view(dtype)
 
 
@@ -151,7 +133,6 @@ for _dtype in dict.fromkeys(each for each in vars(torch).values() if isinstance(
 
 
 def ways_to_pytorch(**copy) -> dict:
-    """By name: what makes a tensor of PyTorch's of one, or a copy."""
     return {
         "a capsule": lambda x: torch.from_dlpack(to_dlpack(x, max_version=(1, 0), **copy)),
         "a legacy capsule": lambda x: torch.from_dlpack(to_dlpack(x, **copy)),
@@ -193,12 +174,6 @@ def test_element_types_that_pytorch_refuses():
 
 
 # ---- what frameworks are asked for, and ask for ---------------------------------------------------------------------
-@needs_torch
-def test_pytorch_makes_tensors_of_our_objects():
-    for tensor in (torch.arange(6.0).reshape(2, 3), torch.arange(6, dtype=torch.bfloat16)[::2]):
-        assert torch.equal(torch.tensor(exporter(tensor)), tensor) and torch.equal(torch.as_tensor(exporter(tensor)), tensor)
-
-
 ASKING = {**CALLS, **CONVERSIONS, "a kernel": fast_args(lambda x: x.size), "to_dlpack, legacy": to_dlpack}
 
 
@@ -221,16 +196,6 @@ def test_a_producer_is_asked_for_the_newest_version_and_for_no_stream(source):
 
 # ---- tvm-ffi's -----------------------------------------------------------------------------------------------------
 @needs_tvm_ffi
-def test_a_kernel_is_a_function_of_tvm_ffis():
-    total = tvm_ffi.convert(fast_args(lambda x: x.sum()))
-    apply = tvm_ffi.get_global_func("testing.apply")
-    for array in (np.arange(6.0), np.arange(6.0).reshape(2, 3).T, np.zeros((0, 3))):
-        assert total(array) == apply(total, array) == total(tvm_ffi.from_dlpack(array)) == array.sum()
-        if torch is not None:
-            assert total(torch.from_numpy(array)) == array.sum()
-
-
-@needs_tvm_ffi
 def test_a_class_of_tensors_that_tvm_ffi_was_told_to_make():
     core, own = tvm_ffi.core, tvm_ffi.core._CLASS_TENSOR
     made = type("Made", (tvm_ffi.Tensor,), {})
@@ -248,11 +213,104 @@ def test_a_class_of_tensors_that_tvm_ffi_was_told_to_make():
     assert type_and_message(convert, array, made)[0] is TypeError  # there are none any more
 
 
-@needs_tvm_ffi
-def test_a_table_of_tvm_ffis_that_is_not_complete():
-    """It cannot allocate, so the protocol is asked."""
+# ---- PaddlePaddle's, and cuda.core's, here of the CPU's memory ---------------------------------------------------------
+needs_paddle = pytest.mark.skipif(paddle is None, reason="PaddlePaddle is not installed")
+MAKERS = {}
+if paddle is not None:
+    MAKERS[paddle.Tensor] = paddle.to_tensor  # which copies
+if StridedMemoryView is not None:
+    MAKERS[StridedMemoryView] = memory_view
+
+
+@fast_args
+def double(x, out):
+    for i in range(out.shape[0]):
+        out[i] = 2 * x[i]
+
+
+total, total_without_the_gil = fast_args(lambda x: x.sum()), fast_args(lambda x: x.sum(), nogil=True)
+parts = fast_args(lambda x: (2 * x, x, x[1:]))
+TAKES = (total, total_without_the_gil, parts, from_dlpack, lambda x: convert(x, np.ndarray))
+
+
+@pytest.mark.parametrize("cls", MAKERS, ids=lambda cls: cls.__name__)
+def test_calls_are_native_and_keep_no_reference_and_results_are_of_the_same_type(cls):
+    parts(MAKERS[cls](np.arange(4.0)))  # Numba keeps an exception of the first compilation, and with it its frames
     array = np.arange(4.0)
-    wrapped = tvm_ffi.core.DLTensorTestWrapper(tvm_ffi.from_dlpack(array))
-    assert explain(wrapped).path == "dunder" and from_dlpack(wrapped).ctypes.data == array.ctypes.data
-    doubled = fast_args(lambda x: x * 2)(wrapped)
-    assert from_dlpack(doubled).tolist() == [0, 2, 4, 6]
+    before = sys.getrefcount(array)
+    tensor, out = MAKERS[cls](array), MAKERS[cls](np.zeros(4))
+    for call in TAKES:
+        call(tensor)
+        with references_kept(tensor):
+            for _ in range(3):
+                call(tensor)
+    for _ in range(4):  # the first makes the cache entry
+        double(tensor, out)
+    assert np.from_dlpack(out).tolist() == [0, 2, 4, 6] and double.counts().fast >= 1
+    assert explain(tensor).path == "c-exchange"
+    new, same, part = parts(tensor)
+    assert type(new) is type(part) is cls and same is tensor
+    assert np.from_dlpack(new).tolist() == [0, 2, 4, 6]
+    assert np.from_dlpack(part).ctypes.data == np.from_dlpack(tensor).ctypes.data + 8
+    del tensor, same, new
+    gc.collect()
+    _ = [MAKERS[cls](np.full(4, 7.0)) for _ in range(20)]  # what takes the memory, were it free
+    assert np.from_dlpack(part).tolist() == [1, 2, 3]
+    del part
+    gc.collect()
+    assert sys.getrefcount(array) == before
+
+
+@needs_paddle
+def test_what_paddles_dlpack_refuses_is_refused():
+    """PaddlePaddle's table reads sparse tensors as if they were dense, and exports tensors that require grad."""
+    watched = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
+    cleared, freed, begins = paddle.arange(3.0), paddle.arange(3.0), paddle.ones([3])
+    cleared._clear()
+    freed._clear_data()
+    tensors = {
+        "requires grad": watched, "result": watched * 2, "parameter": paddle.create_parameter([3], "float32"),
+        "COO": paddle.sparse.sparse_coo_tensor([[0, 1], [1, 2]], [1.0, 2.0], [3, 3]),
+        "CSR": paddle.sparse.sparse_csr_tensor([0, 1, 2], [0, 1], [1.0, 2.0], [2, 2]),
+        "cleared": cleared, "without memory": freed, "begins to require grad": begins,
+    }  # fmt: skip
+    assert [total(begins) for _ in range(4)] == [3.0] * 4
+    begins.stop_gradient = False
+    total(paddle.zeros([2]))
+    for what, tensor in tensors.items():
+        expected = type_and_message(tensor.__dlpack__, max_version=(1, 0))[0]
+        with references_kept(tensor):
+            for take in (total, total_without_the_gil, from_dlpack, to_dlpack, TAKES[-1]) * 2:
+                assert type_and_message(take, tensor)[0] is expected, (what, take)
+            with paddle.no_grad():
+                assert type_and_message(total, tensor)[0] is expected, what
+    assert total(begins.detach()) == 3.0
+    assert explain(begins.detach()) == explain(paddle.zeros([0]))
+
+
+@needs_paddle
+def test_paddles_declared_outputs():
+    @fast_args(out="x[n], k -> y[k, n]")
+    def rows(x, k, y):
+        for i in range(k):
+            y[i] = x
+
+    y = rows(paddle.arange(3.0), 2)
+    assert type(y) is paddle.Tensor and y.tolist() == [[0.0, 1.0, 2.0]] * 2 and y.stop_gradient
+
+
+@needs_paddle
+def test_a_paddle_that_cannot_be_asked(monkeypatch):
+    monkeypatch.setattr(paddle_producer, "_queries", lambda: (None, None))
+    found = discover(paddle.Tensor)
+    assert found.path == "dunder" and "cannot check them" in found.notes[0]
+
+
+@pytest.mark.skipif(StridedMemoryView is None, reason="cuda.core is not installed")
+def test_a_readonly_view_of_cuda_core_is_not_written():
+    """A borrowed view, of which its table would give one, cannot say that it is readonly."""
+    array = np.arange(4.0)
+    array.flags.writeable = False
+    assert type_and_message(double, np.ones(4), memory_view(array))[0].__name__ == "TypingError"
+    assert total(memory_view(array)) == total(memory_view(array)) == 6.0
+    assert not from_dlpack(memory_view(array)).flags.writeable and convert(array, StridedMemoryView).readonly

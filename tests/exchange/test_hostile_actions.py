@@ -2,16 +2,20 @@
 
 import contextlib
 import gc
+import itertools
 import sys
 import threading
 import weakref
 
 import hostile_producers as hostile
+import numba
 import numpy as np
 import pytest
 from counting import Exported, Viewed, end_of, forget_notes, gives_deleting, kept, no_violations, scene
+from exchanges import together
 from forked import fork_python
 from made_producers import ONLY_NUMBA, Dunder, Tabled, export_legacy
+from oracle import new_kernel
 
 from hostile_producers import (  # isort: skip
     ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, hostile_type, legacy, versioned,
@@ -26,8 +30,9 @@ part = fast_args(lambda first, x: x[1:], returns=np.ndarray)
 
 
 # ---- what they do ----------------------------------------------------------------------------------------------------
-def call_other_kernels(tensor, kernel):
+def call_with_others(tensor, kernel):
     assert ignore(*[tensor] * 5, *range(100)) == 105
+    assert (kernel(2, np.ones((2, 2), np.int32)), kernel(None, Dunder(np.ones(2)))) == (4.0, 2.0)
     return unlocked_total(1.0, tensor), part(1.0, tensor).tolist()
 
 
@@ -53,11 +58,7 @@ def collect_garbage(tensor, kernel):
 
 def switch_threads(tensor, kernel):
     ends = []
-    threads = [threading.Thread(target=lambda: ends.append(end_of(kernel, 1.0, Turning(behaves=True)))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(3, lambda i: ends.append(end_of(kernel, 1.0, Turning(behaves=True))))
     return ends
 
 
@@ -68,10 +69,6 @@ def make_many_types(tensor, kernel):
         many = [hostile_type(f"Many{i}")(behaves=True) for i in range(200)]
         assert ignore(*many[:100]) == ignore(*many[100:]) == 100
         assert kernel(1.0, many[0]) == 6.0
-
-
-def explain_itself(tensor, kernel):
-    return type(tensor).__name__ in str(explain(tensor)), "x" in str(kernel.explain(1.0, tensor))
 
 
 def raise_and_catch(tensor, kernel):
@@ -85,21 +82,19 @@ def raise_and_catch(tensor, kernel):
 ACTIONS = {
     "calls the kernel": (lambda tensor, kernel: kernel(1.0, Turning(np.arange(3.0), behaves=True)), 3.0),
     "calls the kernel with itself": (lambda tensor, kernel: kernel(1.0, tensor), 6.0),
-    "calls the kernel with other types": (lambda tensor, kernel: kernel(2, np.ones((2, 2), np.int32)), 4.0),
-    "calls the kernel with __dlpack__": (lambda tensor, kernel: kernel(None, Dunder(np.ones(2))), 2.0),
     "calls the kernel through Numba": (lambda tensor, kernel: kernel(ONLY_NUMBA, tensor), 6.0),
-    "calls the kernel many times": (lambda tensor, kernel: {kernel(1.0, np.ones(3)) for _ in range(10)}, {3.0}),
-    "calls other kernels": (call_other_kernels, (6.0, [1.0, 2.0, 3.0])),
+    "calls it with other types, and other kernels": (call_with_others, (6.0, [1.0, 2.0, 3.0])),
     "is refused by the kernel": (be_refused_by_the_kernel, [BufferError, BufferError, TypeError, BufferError]),
     "calls 20 deep": (call_20_deep, 6.0),
     "collects garbage": (collect_garbage, None),
     "switches threads": (switch_threads, [6.0] * 3),
     "makes many types": (make_many_types, None),
     "makes and drops a kernel": (lambda tensor, kernel: fast_args(lambda x: x.size)(tensor), 4),
-    "explains itself": (explain_itself, (True, True)),
+    "explains itself": (
+        lambda tensor, kernel: (type(tensor).__name__ in str(explain(tensor)), "x" in str(kernel.explain(1.0, tensor))),
+        (True, True)),
     "raises and catches": (raise_and_catch, None),
     "looks what is handled": (lambda tensor, kernel: sys.exc_info(), (None, None, None)),
-    "drops what it made": (lambda tensor, kernel: forget_notes(tensor), None),
 }
 """What a tensor does, and what comes of it."""
 
@@ -110,20 +105,8 @@ def delete_its_attributes(tensor, kernel):
             delattr(type(tensor), name)
 
 
-def replace_its_table(tensor, kernel):
-    setattr(type(tensor), ATTRIBUTE, Tabled.__dlpack_c_exchange_api__)
-
-
-def spoil_its_table(tensor, kernel):
-    setattr(type(tensor), ATTRIBUTE, 3)
-
-
-def change_its_class(tensor, kernel):
-    tensor.__class__ = type("Changed", (Gives,), {}) if isinstance(tensor, Gives) else hostile_type("Changed")
-
-
-def rebase_its_class(tensor, kernel):
-    type(tensor).__bases__ = (hostile_type("Base") if isinstance(tensor, Hostile) else type("Base", (Gives,), {}),)
+def derived(name, tensor):
+    return hostile_type(name) if isinstance(tensor, Hostile) else type(name, (Gives,), {})
 
 
 def recompile_the_kernel(tensor, kernel):
@@ -132,12 +115,18 @@ def recompile_the_kernel(tensor, kernel):
         kernel.recompile()
 
 
-CHANGES = (delete_its_attributes, replace_its_table, spoil_its_table, change_its_class, rebase_its_class)
+CHANGES = {
+    "deletes its attributes": delete_its_attributes,
+    "replaces its table": lambda tensor, kernel: setattr(type(tensor), ATTRIBUTE, Tabled.__dlpack_c_exchange_api__),
+    "spoils its table": lambda tensor, kernel: setattr(type(tensor), ATTRIBUTE, 3),
+    "changes its class": lambda tensor, kernel: setattr(tensor, "__class__", derived("Changed", tensor)),
+    "rebases its class": lambda tensor, kernel: setattr(type(tensor), "__bases__", (derived("Base", tensor),)),
+    "recompiles the kernel": recompile_the_kernel,
+}
 
 
 # ---- when they do it -------------------------------------------------------------------------------------------------
 def new(base, *arguments, **acts):
-    """A tensor of a type of its own."""
     return type("Once", (base,), {})(*arguments, **acts)
 
 
@@ -166,7 +155,6 @@ def in_a_cached_call(act):
 
 
 def when_deleted(act, base=None, **form):
-    """A tensor that acts in the deleter of its exports: of a table, or of a capsule."""
     references = []
     delete = lambda: act(references[0]())  # noqa: E731
     tensor = new(base, delete=delete) if base else gives_deleting(delete, None, None, **form)
@@ -206,7 +194,6 @@ class Once:
             self.busy, tensor.behaves = False, behaved
 
     def check(self, tensor):
-        """It acted, as told; all is given back, and calls are right."""
         assert self.ends and all(end == self.result for end in self.ends), self.ends
         forget_notes(tensor)
         tensor.ledger.check(tensor.ledger.made)
@@ -225,38 +212,23 @@ def test_producers_that_do_something_else_first(action, time):
     act.check(tensor)
 
 
-@pytest.mark.parametrize("time", [time for time in TIMES if time != FAST])
-def test_producers_that_change_their_type(time):
+SUMS = {nogil: numba.njit(nogil=nogil)(sum_of) for nogil in (False, True)}
+
+
+@pytest.mark.parametrize("time", TIMES)
+def test_producers_that_change_their_type_or_recompile_the_kernel(time):
     """What was found for a type holds for the call in progress; later calls end in one of two ways, defined."""
     make, kernel = TIMES[time]
-    for change in CHANGES:
-        act = Once(lambda tensor, kernel, change=change: change(tensor, kernel), kernel)
-        tensor = make(act)
-        with scene(change.__name__), kept(tensor):
+    for name, change in CHANGES.items():
+        act = Once(change, new_kernel(SUMS[kernel is unlocked_total]))
+        tensor = make(act) if time != FAST else hostile_type("Fresh")(view=before(act), behaves=True)
+        if time == FAST:
+            assert [act.kernel(1.0, tensor) for _ in range(WARM)] == [6.0] * WARM
+            tensor.behaves = False
+        with scene(name), kept(tensor):
             for _ in range(3):
-                check_end(end_of(kernel, 1.0, tensor), (6.0, REFUSED, TypeError, AttributeError))
+                check_end(end_of(act.kernel, 1.0, tensor), (6.0, REFUSED, TypeError, AttributeError))
         act.check(tensor)
-
-
-@pytest.mark.parametrize("action", [*CHANGES, recompile_the_kernel], ids=lambda action: action.__name__)
-def test_in_the_middle_of_a_cached_call(action):
-    act = Once(action, fast_args(sum_of))
-    tensor = hostile_type("Fresh")(view=before(act), behaves=True)
-    for _ in range(WARM):
-        assert act.kernel(1.0, tensor) == 6.0
-    tensor.behaves = False
-    for _ in range(3):
-        check_end(end_of(act.kernel, 1.0, tensor), (6.0, REFUSED, TypeError))
-    act.check(tensor)
-
-
-@pytest.mark.parametrize("time", ["before a view", "before an export", "in __dlpack__", "in the deleter of an export",
-                                  "in the deleter of a capsule"])  # fmt: skip
-def test_recompiling_in_the_middle(time):
-    act = Once(recompile_the_kernel, fast_args(sum_of))
-    tensor = TIMES[time][0](act)
-    assert [end_of(act.kernel, 1.0, tensor) for _ in range(2)] == [6.0, 6.0]
-    act.check(tensor)
 
 
 @pytest.mark.parametrize("time", TIMES)
@@ -281,44 +253,31 @@ def test_dropping_the_last_references_in_the_middle(time):
     ledger.check(ledger.made)
 
 
+def recurse_without_end():
+    size, unlocked = fast_args(size_of), fast_args(size_of, nogil=True)
+
+    def check(kernel, tensor):
+        for _ in range(2):
+            kind, message = end_of(kernel, 1.0, tensor)
+            assert kind in (RecursionError, BufferError), message
+        tensor.ledger.check(tensor.ledger.made)
+
+    for calls, (cls, kernel) in itertools.product((0, 3), ((Viewed, size), (Exported, size), (Viewed, unlocked))):
+        forever = before(lambda tensor, kernel=kernel: kernel(1.0, tensor))
+        tensor = cls(view=forever, export=forever, behaves=True)
+        assert [kernel(1.0, tensor) for _ in range(calls)] == [4] * calls
+        tensor.behaves = False
+        check(kernel, tensor)
+        tensor.behaves = True
+        assert kernel(1.0, tensor) == 4
+    check(size, Gives(lambda tensor: size(1.0, tensor) and versioned(tensor)))
+    tensor = Exported()  # an endless recursion from a deleter: what it raises goes nowhere, the call is right
+    tensor.delete = lambda: size(1.0, tensor)
+    sys.setrecursionlimit(300)
+    assert size(1.0, tensor) == 4
+    assert tensor.ledger.made > 3 and not hostile.violations
+
+
 def test_recursion_without_end():
     """A producer that calls the kernel with itself, for ever: RecursionError at the latest, and all is given back."""
-    fork_python(
-        """
-        import sys
-        from fastexchange import fast_args
-        from hostile_producers import VIEW, Gives, honest, hostile_type, versioned, violations
-        from oracle import type_and_message
-
-        size, unlocked = fast_args(lambda first, x: x.size), fast_args(lambda first, x: x.size, nogil=True)
-        Viewed, Exported = hostile_type("Viewed"), hostile_type("Exported", **{VIEW: None})
-
-        def check(kernel, tensor):
-            for _ in range(2):
-                kind, message = type_and_message(kernel, 1.0, tensor)
-                assert kind in (RecursionError, BufferError), message
-            tensor.ledger.check(tensor.ledger.made)
-            tensor.behaves = True
-
-        for calls in (0, 3):
-            for cls, kernel in ((Viewed, size), (Exported, size), (Viewed, unlocked)):
-                def forever(tensor, out):
-                    kernel(1.0, tensor)
-                    return honest(tensor, out)
-
-                tensor = cls(view=forever, export=forever, behaves=True)
-                for _ in range(calls):
-                    assert kernel(1.0, tensor) == 4
-                tensor.behaves = False
-                check(kernel, tensor)
-                assert kernel(1.0, tensor) == 4
-        check(size, Gives(lambda tensor: size(1.0, tensor) and versioned(tensor)))
-
-        # An endless recursion from a deleter: what it raises goes nowhere, the call is right.
-        tensor = Exported()
-        tensor.delete = lambda: size(1.0, tensor)
-        sys.setrecursionlimit(300)
-        assert size(1.0, tensor) == 4
-        assert tensor.ledger.made > 3 and not violations
-        """
-    )
+    fork_python("import test_hostile_actions as tests; tests.recurse_without_end()")

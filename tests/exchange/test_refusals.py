@@ -1,8 +1,4 @@
-"""What the ways of an exchange refuse: a table of what is wrong, the ways, the exception, and the words of its message.
-
-A refused thing has as many references as before, a refused tensor has been given back, or stays the caller's. What conversions do
-with tensors that lie or misbehave is in ``test_hostile.py``, with the kernels.
-"""
+"""What the ways of an exchange refuse: a table of what is wrong, the ways, the exception, and the words of its message."""
 
 import contextlib
 import ctypes
@@ -16,28 +12,25 @@ import numpy as np
 import pytest
 from counting import Exported, no_violations, scene
 from frameworks import has_table, torch
-from interoperability import jax, pyarrow
+from interoperability import jax, optional
 from odd_tensors import ODD
 
 from exchanges import (  # isort: skip
-    ATTRIBUTE, BORROW, CALLS, CONVERSIONS, COUNTED, EXPORT, FORMS, IMPORT, OLDER, SWAPPED, TARGETS, WRAPPERS, ByProperty, BySlot,
-    Given, Sub, delete, elements, end_of, eventually, failing, is_held, ml_dtypes, needs_the_attribute_free, place, versioned,
+    ATTRIBUTE, BORROW, CALLS, CONVERSIONS, COUNTED, EXPORT, FORMS, IMPORT, OLDER, SWAPPED, TARGETS, WRAPPERS, Wrapper, BySlot,
+    Given, Sub, delete, elements, end_of, eventually, failing, ml_dtypes, needs_the_attribute_free, place, versioned,
 )
 from hostile_producers import CONTENTS, EXPORTED, RETURNS, Gives, raising
 
 from made_producers import (  # isort: skip
-    Dunder, Ledger, Legacy, Tabled, address_of, capsule, exchange_table, export_versioned, tabled_type, tabled_type_with_methods,
+    Dunder, Ledger, Legacy, Tabled, address_of, capsule, exchange_table, export_versioned, is_held, tabled_type,
+    tabled_type_with_methods,
 )
 from oracle import references_kept, type_and_message
 
 from fastexchange import DLDevice, convert, exchange_api, fast_args, from_dlpack, polyfill, to_dlpack, unpolyfill
 from fastexchange.ground.dlpack import ffi
 
-try:
-    import _testbuffer  # CPython's own tests come with it: buffers of any format and layout
-except ImportError:
-    _testbuffer = None
-
+_testbuffer = optional("_testbuffer")  # CPython's own tests come with it: buffers of any format and layout
 assert no_violations  # a fixture
 size, size_unlocked = fast_args(lambda x: x.size), fast_args(lambda x: x.size, nogil=True)
 first = fast_args(lambda x: x[0])
@@ -62,10 +55,6 @@ TABLE_OF = {"exchange_api": exchange_api}
 def with_option(option: str, values, *calls) -> dict:
     return {f"{number}, {value!r}": lambda x, take=take, value=value: take(x, **{option: value})
             for number, take in enumerate(calls) for value in values}  # fmt: skip
-
-
-def to_array(x, **options):
-    return convert(x, np.ndarray, **options)
 
 
 # ---- things ----------------------------------------------------------------------------------------------------------
@@ -97,26 +86,11 @@ FORMATS = [
     ("3p", b"ab"), ("x", ()), ("i3x", 1), ("P", 1), ("BB", (1, 2)), ("4B", (1, 2, 3, 4)), ("<ih", (1, 2)),
 ] if _testbuffer is not None else []  # fmt: skip
 POINTERS = named(memoryview(_testbuffer.ndarray([1] * 6, shape=[2, 3], format="i", flags=_testbuffer.ND_PIL))) if FORMATS else {}
-
-
-class Pair(ctypes.Structure):
-    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
-
-
-class Packed(ctypes.Structure):
-    _pack_ = 1
-    _layout_ = "ms"
-    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_short), ("c", ctypes.c_short))
-
-
-class Either(ctypes.Union):
-    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
-
-
-class Swapped(ctypes.BigEndianStructure if sys.byteorder == "little" else ctypes.LittleEndianStructure):
-    _fields_ = (("a", ctypes.c_int),)
-
-
+INT_AND_DOUBLE = {"_fields_": (("a", ctypes.c_int), ("b", ctypes.c_double))}
+Pair, Either = type("Pair", (ctypes.Structure,), {**INT_AND_DOUBLE}), type("Either", (ctypes.Union,), {**INT_AND_DOUBLE})
+Packed = type("Packed", (ctypes.Structure,), {"_pack_": 1, "_layout_": "ms", **INT_AND_DOUBLE})
+Swapped = type("Swapped", (ctypes.BigEndianStructure if sys.byteorder == "little" else ctypes.LittleEndianStructure,), {
+    "_fields_": (("a", ctypes.c_int),)})  # fmt: skip
 ODD_ELEMENTS = [
     Pair, Packed, Either, Swapped, ctypes.c_int.__ctype_be__ if sys.byteorder == "little" else ctypes.c_int.__ctype_le__,
     ctypes.c_char, ctypes.c_wchar, ctypes.c_char_p, ctypes.c_wchar_p, ctypes.c_void_p, ctypes.py_object, ctypes.c_longdouble,
@@ -183,7 +157,7 @@ def raising_wrapper(error):
 
 
 def ring(length: int):
-    wrappers = [ByProperty(None) for _ in range(length)]
+    wrappers = [Wrapper(None) for _ in range(length)]
     for each, following in zip(wrappers, wrappers[1:] + wrappers[:1], strict=True):
         each.inner = following
     return wrappers[0]
@@ -203,7 +177,7 @@ def empty_slot():
 NO_INNER = (None, 3, 2.5, "text", [1.0], Bare(), np.float64(1.0), Tabled, vars(Tabled)[ATTRIBUTE], OTHER_CAPSULE)
 WRAPPED = {
     f"{name}, {number}": wrap(ODD[name]) for name in ODD if name in ("conjugated", "negated", "requires grad", "sparse", "meta")
-    for number, wrap in enumerate((ByProperty, BySlot, lambda x: ByProperty(BySlot(x))))
+    for number, wrap in enumerate((Wrapper, BySlot, lambda x: Wrapper(BySlot(x))))
 }  # fmt: skip
 COUNTED_KINDS = {kind.__name__: kind(np.arange(4.0)) for kind in (*COUNTED, bytearray)}
 make = functools.partial
@@ -242,7 +216,8 @@ REFUSALS = {
     "devices": (COUNTED_KINDS, with_option("device", NO_DEVICE, from_dlpack, to_dlpack, versioned), ValueError, "device"),
     "maximal versions": (COUNTED_KINDS, with_option("max_version", NO_VERSION, to_dlpack), ValueError, "max_version"),
     "what copy may not be": (COUNTED_KINDS, with_option(
-        "copy", (1, 0, "never", 2.0, [], object()), from_dlpack, to_dlpack, to_array), ValueError, "copy"),
+        "copy", (1, 0, "never", 2.0, [], object()), from_dlpack, to_dlpack, lambda x, copy: convert(x, np.ndarray, copy=copy)),
+        ValueError, "copy"),
     "dtypes": (COUNTED_KINDS, with_option("dtype", ("f4", "nonsense", object()), from_dlpack), TypeError, ""),
     "what no function takes": (COUNTED_KINDS, {
         "unknown": lambda x: from_dlpack(x, unknown=x), "two": lambda x: from_dlpack(x, x)}, TypeError, ""),
@@ -263,7 +238,7 @@ REFUSALS = {
     "wrappers without an end": (named(*map(nested, WRAPPERS)), WRITERS, TypeError, ""),
     "a wrapper with an empty slot": ({"": make(empty_slot)}, WRITERS, TypeError, ""),
     **{f"wrappers that raise {error.__name__}": (
-        named(*[wrap(raising_wrapper(error)) for wrap in (lambda x: x, BySlot, lambda x: ByProperty(BySlot(x)))]), WRITERS,
+        named(*[wrap(raising_wrapper(error)) for wrap in (lambda x: x, BySlot, lambda x: Wrapper(BySlot(x)))]), WRITERS,
         (TypeError, error), "")
        for error in (RuntimeError, AttributeError, TypeError, BufferError, ZeroDivisionError)},
     "a wrapper that is interrupted": ({"": raising_wrapper(KeyboardInterrupt)}, WRITERS, KeyboardInterrupt, ""),
@@ -336,23 +311,11 @@ class OwnTensor(torch.Tensor if torch is not None else object):
     pass
 
 
-SUBCLASSES = [Sub, np.memmap, np.recarray, np.ma.MaskedArray]
 INSTANCES = [np.arange(4.0), np.arange(4.0).view(Sub), np.rec.array(np.arange(3.0))]
 if torch is not None:
-    SUBCLASSES += [OwnTensor, torch.nn.Parameter, torch.nn.Buffer, torch.nn.UninitializedParameter]
     INSTANCES += [torch.ones(3), torch.ones(3).as_subclass(OwnTensor), torch.nn.Parameter(torch.ones(3), False)]
-if pyarrow is not None:
-    SUBCLASSES += [pyarrow.DoubleArray, pyarrow.Int32Array]
 if jax is not None:
     INSTANCES += [jax.numpy.ones(3)]
-
-
-@pytest.mark.parametrize("to", SUBCLASSES, ids=lambda to: to.__name__)
-def test_subclasses_as_targets(to):
-    for x in (*INSTANCES, Tabled(np.arange(4.0)), Dunder(np.arange(4.0)), bytearray(b"abc")):
-        for options in (*FORMS, {"copy": True}):
-            end = end_of(convert, x, to, **options)
-            assert isinstance(end, (to, TypeError, BufferError, ValueError)), (type(end), type(x), options)
 
 
 @pytest.mark.parametrize("x", INSTANCES, ids=lambda x: type(x).__name__)
@@ -365,6 +328,9 @@ def test_instances_of_subclasses(x):
         assert len({(type(end), end is x) for end in ends}) == 1 and (to is not type(x) or ends[0] is x), list(map(type, ends))
         copied = end_of(convert, x, to, copy=True)
         assert isinstance(copied, TypeError) or (place(copied) != place(x) and copied.tolist() == x.tolist())
+    for other in INSTANCES:
+        end = end_of(convert, other, type(x))
+        assert isinstance(end, (type(x), TypeError, BufferError, ValueError)), (type(end), type(other))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -422,19 +388,3 @@ def test_other_frameworks_follow_no_lie(target):
                     assert elements(end).sum() in (*(ends if isinstance(ends, tuple) else (ends,)), 6.0)
                 del end
                 assert "no deleter" in name or eventually(lambda tensor=tensor: not tensor.ledger.out), "not given back"
-
-
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("value", "place"), [
-    ([2**70], r"item \[0\]"), ([1, 2**70], r"item \[1\]"), ([[2**70]], r"item \[0\]\[0\]"), ([(1, 2**70)], r"item \[0\]\[1\]"),
-    ({2**70}, r"item \[0\]"), ((1, [2**70]), r"item \[1\]\[0\]"),
-])  # fmt: skip
-def test_ints_beyond_64_bits_inside(value, place):
-    with pytest.raises(OverflowError, match=rf"argument 'x' \(position 0\).*{place}.* does not fit into 64 bits"):
-        size(value)
-
-
-def test_an_extent_below_64_bits():
-    kernel = fast_args(lambda x, m, y: None, out="x[n], m -> y[m]")
-    with pytest.raises(OverflowError, match=r"argument 'm' \(position 1\) is an extent .* does not fit into 64 bits"):
-        kernel(np.ones(2), -(2**70))

@@ -1,13 +1,12 @@
 """Elements that kernels cannot compute with: refused on every path, or passed as their bits to kernels that ask for those."""
 
 import functools
-import itertools
 import pickle
 
 import numba
 import numpy as np
 import pytest
-from exchanges import needs_ml_dtypes
+from exchanges import TARGETS, needs_ml_dtypes
 from forked import fork_python
 from frameworks import is_exported, needs_torch, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
@@ -54,7 +53,6 @@ OTHERS = {
 }
 if torch is not None:
     OTHERS |= {"int4": (lambda: _narrow("int4"), "int8"), "uint4": (lambda: _narrow("uint4"), "uint8")}
-of_each = pytest.mark.parametrize("maker", MAKERS)
 
 
 @functools.cache
@@ -102,21 +100,6 @@ def test_refused_on_every_path_but_by_a_kernel_that_asks_which_gets_the_bits(way
             refused(lambda: call(kernel, tensor), "position 0", *words)  # noqa: B023
         assert [call(asking, tensor) for _ in range(CALLS)] == [np.array(BITS, "u4").astype(bits).sum()] * CALLS
     refused(lambda: call(kernel_of(function, grad="allow"), tensor), "position 0", *words)
-
-
-@needs_ml_dtypes
-@pytest.mark.parametrize("first", [False, True])
-def test_kernels_of_one_dispatcher_share_no_answer(first):
-    dispatcher = numba.njit(total)
-    kernels = {storage: fast_args(dispatcher, storage=storage) for storage in (False, True)}
-    assert kernels[False] is not kernels[True] and fast_args(dispatcher, storage=True) is kernels[True]
-    for maker, storage in itertools.product(("numpy", "exchange table", "only __dlpack__"), (first, not first) * 2):
-        tensor = MAKERS[maker]()
-        for _ in range(CALLS):
-            if storage:
-                assert kernels[True](tensor) == sum(BITS)
-            else:
-                refused(lambda tensor=tensor: kernels[False](tensor))
 
 
 COMPUTED = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
@@ -209,12 +192,31 @@ def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
     )
 
 
-def test_elements_without_an_integer_of_their_width():
-    for code, bits in ((0, 4), (2, 128), (200, 24), (17, 4)):
-        for storage in (False, True):
-            with pytest.raises(BufferError, match="Numba cannot compute with its elements") as raised:
-                kernel_of(total, storage=storage)(Dunder(np.zeros(4), code=code, bits=bits))
-            assert "storage" not in str(raised.value)
+PACKED = "of {} bits.*packed in bytes.*pass the bytes, as uint8"
+WITHOUT_INTEGER = {  # DLPack's code, bits and lanes: what is said
+    (0, 4, 1): PACKED, (0, 4, 2): PACKED, (15, 6, 2): PACKED, (16, 6, 1): PACKED, (17, 4, 1): PACKED,
+    (2, 128, 1): "cannot compute", (200, 24, 1): "cannot compute",
+    (4, 16, 2): "{} bits in 2 lanes has no NumPy dtype; convert it first",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("storage", [False, True])
+def test_elements_without_an_integer_of_their_width(storage):
+    """``storage=True`` does not help, and is not recommended."""
+    for (code, bits, lanes), words in WITHOUT_INTEGER.items():
+        for producer in (Dunder, Tabled):
+            with pytest.raises(BufferError, match=words.format(bits)) as raised:
+                kernel_of(total, storage=storage)(producer(np.zeros(4), code=code, bits=bits, lanes=lanes))
+            assert "storage" not in str(raised.value) and "import ml_dtypes" not in str(raised.value)
+
+
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this PyTorch has no packed numbers")
+@pytest.mark.parametrize("storage", [False, True])
+def test_packed_numbers_of_pytorch(storage):
+    x, kernel = torch.ones(3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), kernel_of(total, storage=storage)
+    with pytest.raises(BufferError, match=r"packed in bytes.*\.view\(torch\.uint8\)"):
+        kernel(x)
+    assert kernel(x.view(torch.uint8)) == 3
 
 
 def test_what_numba_computes_with_is_passed_as_it_is():
@@ -253,12 +255,8 @@ def test_declared_outputs_of_kernels_that_ask():
         assert made.dtype == torch.bfloat16 and made.tolist() == [1.0, 2.0, 3.0]
 
 
-TARGETS = {"np.ndarray": np.ndarray, "torch.Tensor": torch and torch.Tensor, "tvm_ffi.Tensor": tvm_ffi and tvm_ffi.Tensor,
-           "jax.Array": jax and jax.Array}  # fmt: skip
-
-
 @needs_ml_dtypes
-@pytest.mark.parametrize("target", [name for name, cls in TARGETS.items() if cls is not None])
+@pytest.mark.parametrize("target", [name for name in TARGETS if name not in ("paddle.Tensor", "pyarrow.Array")])
 def test_a_view_that_is_returned_has_the_arguments_type(target):
     array, returns = _array(), TARGETS[target]
     native = fast_args(lambda x: x[1:], storage=True, returns=returns)
@@ -278,35 +276,7 @@ def test_a_launch_that_is_bound_anew():
     assert [launch() for _ in range(3)] == [sum(BITS)] * 3
 
 
-# ---- interpreters --------------------------------------------------------------------------------------------------
-WITHOUT_ML_DTYPES = """
-    import sys
-    sys.modules["ml_dtypes"] = None  # whatever is installed
-    import torch
-    from fastexchange import explain, fast_args
-
-    tensor = torch.tensor([1.0, 2.0, 4.0]).to(torch.float8_e8m0fnu)
-    native, by_numba = (lambda x: (x, x[1:])), (lambda x, text: (x, x[1:]))
-    for function, rest in ((native, ()), (by_numba, ("",))):
-        for storage in (False, True, False, True):
-            kernel = fast_args(function, storage=storage)
-            for _ in range(4):
-                try:
-                    same, tail = kernel(tensor, *rest)
-                except BufferError as error:
-                    assert not storage and "storage=True" in str(error) and "ml_dtypes" not in str(error), error
-                else:
-                    assert storage and same is tensor and tail.dtype == torch.float8_e8m0fnu and tail.tolist() == [2.0, 4.0]
-    assert "storage=True" in str(explain(tensor)) and "ml_dtypes" not in str(explain(tensor))
-"""
-
-
-@needs_torch
-@pytest.mark.parametrize("environment", [{}, {"NUMBA_DISABLE_JIT": "1"}], ids=["", "nor compilation"])
-def test_without_ml_dtypes(environment):
-    fork_python(WITHOUT_ML_DTYPES, **environment)
-
-
+# ---- without Numba's compiler, without native calls -------------------------------------------------------------------
 @needs_torch
 @needs_ml_dtypes
 def test_without_compiling(monkeypatch):
@@ -335,7 +305,7 @@ def test_where_numbas_dispatcher_makes_all_calls(monkeypatch):
 
 # ---- what is said, and the option ----------------------------------------------------------------------------------
 @needs_ml_dtypes
-@of_each
+@pytest.mark.parametrize("maker", MAKERS)
 def test_explained(maker):
     tensor = MAKERS[maker]()
     said = str(explain(tensor))

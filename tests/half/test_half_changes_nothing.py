@@ -11,9 +11,8 @@ from numba import types
 from numba.core.registry import cpu_target
 from numba.core.typing.templates import builtin_registry
 
+
 # ---- what Numba consists of ------------------------------------------------------------------------------------------
-
-
 def is_kept(value):
     return inspect.isfunction(value) or isinstance(value, types.Type)
 
@@ -57,7 +56,6 @@ def changed(before):
 
 
 # ---- what plain programs do ------------------------------------------------------------------------------------------
-
 NUMBERS = types.boolean, types.int8, types.int64, types.uint64, types.float32, types.float64, types.complex64, types.literal(2)
 KINDS = *NUMBERS, types.float32[::1], types.int64[:, :], types.float64[::1, :], types.UniTuple(types.int64, 2), types.float16[:]
 OF_TWO = (
@@ -68,12 +66,11 @@ ATTRIBUTES = "dtype", "shape", "T", "sum", "max", "argmax", "value"
 OF_ONE = abs, float, bool, round, np.sqrt, np.isnan, np.sum, np.mean, np.max, np.min, np.median, np.argmax, np.zeros, np.sort
 
 
-def typing_of(function, given):
-    """The signature that Numba's compiler infers, or the kind of its error."""
+def outcome(function, *arguments):
     try:
-        return str(cpu_target.typing_context.resolve_function_type(function, given, {}))
+        return function(*arguments)
     except Exception as error:
-        return type(error).__name__
+        return type(error).__name__, str(error).splitlines()[:1]
 
 
 def plain(x, y, n):
@@ -86,26 +83,20 @@ def plain(x, y, n):
     return x.sum(), x.max(), np.mean(y), np.median(x), np.argmax(y), some
 
 
-def refused(function, *arguments):
-    try:
-        return function(*arguments)
-    except Exception as error:
-        return type(error).__name__, str(error).splitlines()[0]
-
-
 def behaviour():
     context = cpu_target.typing_context
     context.refresh()
-    found: list = [typing_of(function, (kind,)) for function in OF_ONE for kind in KINDS]
-    found += [typing_of(function, (one, other)) for function in OF_TWO for one in KINDS for other in KINDS]
+    given = [(function, (kind,)) for function in OF_ONE for kind in KINDS]
+    given += [(function, (one, other)) for function in OF_TWO for one in KINDS for other in KINDS]
+    found: list = [outcome(context.resolve_function_type, function, kinds, {}) for function, kinds in given]
     found += [context.unify_pairs(one, other) for one in NUMBERS for other in NUMBERS]
     found += [context.resolve_getattr(kind, name) for kind in KINDS for name in ATTRIBUTES]
     halves, x = np.ones(2, np.float16), np.arange(5, dtype=np.float32)
     for parallel in (False, True):
         found.append(numba.njit(plain, parallel=parallel)(x, x.copy(), 1))
     found += [numba.typeof(halves), numba.typeof(halves[0]), numba.from_dtype(halves.dtype)]
-    found += [refused(numba.njit(function), halves) for function in (lambda x: x[0], lambda x: x.sum(), lambda x: x.size)]
-    found += [refused(numba.njit(lambda: np.dtype("float16"))), refused(numba.vectorize(lambda a: a + 1), halves)]
+    found += [outcome(numba.njit(function), halves) for function in (lambda x: x[0], lambda x: x.sum(), lambda x: x.size)]
+    found += [outcome(numba.njit(lambda: np.dtype("float16"))), outcome(numba.vectorize(lambda a: a + 1), halves)]
     return list(map(str, found))
 
 

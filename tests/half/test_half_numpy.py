@@ -79,22 +79,13 @@ def test_nothing_is_compiled_before_it_is_known_what_is_refused():
     """)
 
 
-def test_where_is_of_the_format_or_promoted():
-    x = array_of(BFLOAT16, 1.5, -1.0)
-    found = fast_args(lambda x: (np.where(x > 0, x, x[::-1]), np.where(x > 0, x, 0), np.where(x > 0, 2.5, x)))(x)
-    assert [each.dtype for each in found] == [ml_dtypes.bfloat16, "f8", "f8"]
-    assert [each.tolist() for each in found] == [[1.5, 1.5], [1.5, 0.0], [2.5, -1.0]]
-
-
 def numbers_in(result):
-    """All numbers of a result, one after the other."""
     if isinstance(result, (tuple, list)):
         return [number for each in result for number in numbers_in(each)]
     return np.asarray(result).astype(complex).ravel().tolist()
 
 
 # ---- all of NumPy's functions, at night ------------------------------------------------------------------------------
-
 CALLS = (
     "f(x)", "f(e)", "f(X)", "f(x, y)", "f(e, e)", "f(x, 2)", "f(x, e)", "f(2, e)", "f((x, y))", "f([x, y])", "f(x, I)", "f(I, x)",
     "f(X, x)", "f(x > 1, x)", "f(e, e, 3)", "f(x, 0.5)", "f(x, y, x)", "f(x, x > 1, x)", "f(X, 1)", "f((2, 2), e)", "f(3, e)",
@@ -106,7 +97,6 @@ PARTS = 8
 
 
 def called(function, call):
-    """A kernel that calls `function`."""
     names = {"f": function, "np": np}
     exec(f"def kernel(x, y, X, I):\n e = x[0]\n np.random.seed(1)\n return {call}\n", names)
     return names["kernel"]
@@ -168,8 +158,6 @@ def test_every_function_of_numpy_is_right_or_refused_by_a_typing_error(part):
 
 
 # ---- numba.vectorize -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", FORMS[:2], ids=str)
 def test_loops_that_are_declared_for_half_precision(form):
     """NumPy calls them, with arrays. In kernels Numba finds no loop for such elements, and says so."""

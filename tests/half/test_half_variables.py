@@ -21,7 +21,6 @@ from fastexchange import fast_args
 pytest.importorskip("torch")
 
 # ---- types -----------------------------------------------------------------------------------------------------------
-
 HALVES = [getattr(half, form.name) for form in FORMS]
 NUMBERS = [
     types.boolean, types.literal(True), types.literal(1), types.int8, types.uint8, types.int16, types.uint16, types.int32,
@@ -45,7 +44,6 @@ def test_a_variable_has_the_type_that_it_has_with_float32(of):
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
-
 PARAMETERS = "x, z, f, d, h, k, b, c, n, y, j"
 """`x`, `z`: arrays of two formats; `f`, `d`: of float32, float64; `h`: an int16; `k`: an int; `b`: a bool; `c`: complex; `n`: 0
 to 2; `y[j]`: where a program may store its result as an element."""
@@ -64,22 +62,7 @@ WRITTEN = (
     " def g(t=1):\n  if n: t = x[0]\n  return t\n return g()", " t = x[0] * <3>\n if n: t = d[1] - x[2]\n y[j] = t\n return t",
 )  # fmt: skip
 """What people write."""
-OTHERS = (
-    "z[2]",
-    "2",
-    "True",
-    "b",
-    "h",
-    "f[1]",
-    "d[2]",
-    "k",
-    "2.5",
-    "c",
-    "f[1] * 2",
-    "x[1] * f[1]",
-    "x.dtype.type(1)",
-    "x.sum()",
-)
+OTHERS = ("z[2]", "2", "True", "b", "h", "f[1]", "d[2]", "k", "2.5", "c", "f[1] * 2", "x[1] * f[1]", "x.dtype.type(1)", "x.sum()")
 OF_NUMBERS = (
     " t = {0}\n if n: t = {1}\n return t", " return {0} if n else {1}", " return {0} or {1}", " return {0} and {1}",
     " t = <{0}>\n for i in range(3): t += {1}\n return t", " t = <{0}>\n for i in range(3): t = {1} * t\n return t",

@@ -8,11 +8,10 @@ from forked import fork_python
 torch = pytest.importorskip("torch")
 
 import fastexchange.half as half  # noqa: E402
-from fastexchange import fast_args  # noqa: E402
+from fastexchange import explain, fast_args  # noqa: E402
+
 
 # ---- what is checked, by processes without ml_dtypes ------------------------------------------------------------------
-
-
 def refused(kinds, words, function, *arguments, times=3):
     for _ in range(times):
         with pytest.raises(kinds, match=words):
@@ -68,6 +67,20 @@ def variables():
     check(WRITTEN[:10], BFLOAT16)
 
 
+def other_elements():
+    """Those that no kernel computes with. (This way without compilation, too.)"""
+    x = torch.tensor([1.0, 2.0, 4.0]).to(torch.float8_e8m0fnu)
+    for function, rest in ((lambda x: (x, x[1:]), ()), (lambda x, text: (x, x[1:]), ("",))):
+        for storage in (False, True, False, True):
+            kernel = fast_args(function, storage=storage)
+            for _ in range(4 * storage):
+                same, tail = kernel(x, *rest)
+                assert same is x and tail.dtype == x.dtype and tail.tolist() == [2.0, 4.0]
+            if not storage:
+                refused(BufferError, r"^(?!.*ml_dtypes).*storage=True", kernel, x, *rest)
+    assert "storage=True" in str(explain(x)) and "ml_dtypes" not in str(explain(x))
+
+
 def made(n):
     return np.full(n, 1.5, half.bfloat16)
 
@@ -90,14 +103,14 @@ def what_needs_ml_dtypes():
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("check", ["arguments_and_results", "variables", "what_needs_ml_dtypes"])
-def test_without_ml_dtypes(check):
+@pytest.mark.parametrize(("check", "environment"), [
+    *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("arguments_and_results", "variables", "what_needs_ml_dtypes")),
+    ("other_elements", {}), ("other_elements", {"NUMBA_DISABLE_JIT": "1"}),
+], ids=str)  # fmt: skip
+def test_without_ml_dtypes(check, environment):
     fork_python(f"""
         import sys
         sys.modules["ml_dtypes"] = None  # whatever is installed
         import test_half_without_ml_dtypes as tests
         tests.{check}()
-    """)
+    """, **environment)
