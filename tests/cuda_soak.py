@@ -33,8 +33,8 @@ EVENTS = ("cuEventCreate", "cuEventDestroy")
 def paths(stub, package) -> tuple[dict, list, list]:
     """By name: functions that make one launch, of changing kinds; what they hold; the ledgers of their exports."""
     import numpy as np
+    from cuda_checks import is_refused
     from cuda_producers import kernels_of
-    from launches import is_refused
     from test_cuda_places import WHERE, World
     from test_cuda_refusals import REFUSED, Maker
 

@@ -7,9 +7,10 @@ import weakref
 
 import numpy as np
 import pytest
+from cuda_checks import in_threads, is_refused
 from cuda_tensors import DeviceTensor
 from frameworks import torch
-from launches import ExportedTensor, Interface, address, device_array, dispatcher_of, in_threads, is_refused, kernel_of
+from launches import ExportedTensor, Interface, address, device_array, dispatcher_of, kernel_of
 
 from fastexchange import BoundCudaLaunch, CudaError, fast_args
 

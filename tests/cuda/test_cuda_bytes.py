@@ -17,21 +17,10 @@ import collections
 import cuda_stub
 import numpy as np
 import pytest
+from comparing import launches_of, numbers_of, on_their_side, words_of
+from cuda_checks import is_refused
 from cuda_tensors import DeviceTensor
-from launches import (
-    ExportedTensor,
-    Interface,
-    address,
-    device_array,
-    function_of,
-    is_refused,
-    kernel_of,
-    launch_cached,
-    launches_of,
-    numbers_of,
-    on_their_side,
-    words_of,
-)
+from launches import ExportedTensor, Interface, address, device_array, function_of, kernel_of, launch_cached
 
 from fastexchange import fast_args
 

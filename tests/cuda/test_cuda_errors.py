@@ -3,12 +3,13 @@
 import pickle
 
 import pytest
+from cuda_checks import is_refused
 from cuda_producers import Exports, both_ways, new_stream
 from cuda_stub import SONAME, Stub, real_driver
 from cuda_tensors import DeviceTensor, OtherTensor
 from forked import needs_fork
 from interpreter import run_python
-from launches import is_refused, launch_cached
+from launches import launch_cached
 from made_producers import Ledger
 from stub_processes import PACKAGES, is_installed, run_package
 
@@ -207,17 +208,6 @@ assert fast_args(lambda x: x + 1)(2) == 3
 dispatcher[1, 32](3)
 print(len(stub.launches))
 """
-_BOTH_PACKAGES = """
-from numba import cuda
-from numba_cuda_mlir import cuda as mlir
-x = DeviceTensor((4,))
-kernels = [fast_args(package.jit(lambda x: None)) for package in (cuda, mlir)]
-for _ in range(4):
-    for kernel in kernels:
-        kernel[2, 32](x)
-launches = stub.launches
-print(len(launches), [kernel.counts().fast for kernel in kernels], [len(each.parameters) for each in launches[-2:]])
-"""
 # CUDA cannot be used in a child of a process that has used it, and each launch there says so.
 _FORK = """
 import os
@@ -251,11 +241,6 @@ def test_where_the_driver_reports_other_parameters(package):
 
 def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package):
     assert run_package(_ODD_INTERPRETER, package) == f"fast_args(): {_NO_LAUNCHES}\n" * 2 + "1\n"
-
-
-@pytest.mark.skipif(not all(map(is_installed, PACKAGES)), reason="one package is not installed")
-def test_both_packages_in_one_process(package):
-    assert run_package(_BOTH_PACKAGES, package) == "8 [3, 3] [7, 5]\n"
 
 
 @needs_fork

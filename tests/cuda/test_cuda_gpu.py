@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_checks import in_threads
 from cuda_tensors import DeviceTensor, OtherTensor
 from interpreter import run_python
-from launches import in_threads
 from soak import measured
 
 from fastexchange import CudaError, fast_args

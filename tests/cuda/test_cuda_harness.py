@@ -1,16 +1,16 @@
 """What the tests rely on where there is a GPU, proved without one: the recorder of launches, digests, and who is the driver."""
 
-import importlib.util
 import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import cuda_stub
 import numpy as np
 import pytest
+from comparing import MAGIC, digest_of
 from cuda_tensors import DeviceTensor
-from digests import digest_of
 from interpreter import run_python
 from launches import address, kernel_of
 from recorder import Recorder
@@ -76,11 +76,54 @@ def test_digests_are_compiled_by_both_packages(stub, package):
     assert stub.launches[-1].cooperative and len(stub.launches[-1].parameters) > 150
 
 
-@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda, which simulates, is not installed")
+def digest(arguments, grid=(2, 1, 1), block=(4, 1, 1)) -> tuple[bytes, bytes]:
+    """What the first thread writes: the kernel is run as the function of Python that it is."""
+    places = {"gridDim": grid, "blockDim": block, "blockIdx": (0, 0, 0), "threadIdx": (0, 0, 0)}
+    cuda = SimpleNamespace(**{name: SimpleNamespace(x=x, y=y, z=z) for name, (x, y, z) in places.items()})
+    function, *counts = digest_of((arguments,), cuda=cuda, np=np)
+    ints, floats = np.full(counts[0], -1), np.full(counts[1], -1.0)
+    function(arguments, ints, floats)
+    assert ints[0] == MAGIC
+    return ints.tobytes(), floats.tobytes()
+
+
+def others(value):
+    """Values of the same type, each with one thing changed."""
+    if isinstance(value, tuple):
+        for i, item in enumerate(value):
+            for other in others(item):
+                items = [*value[:i], other, *value[i + 1 :]]
+                yield value._make(items) if hasattr(value, "_fields") else tuple(items)
+    elif isinstance(value, np.ndarray):
+        view = np.lib.stride_tricks.as_strided
+        memory, each = np.arange(1, 1000).astype(value.dtype), range(value.ndim)
+        if value.size:  # else nobody sees where it is
+            yield view(memory[1:], value.shape, value.strides)
+        for i, extent in enumerate(value.shape):
+            if extent > 1 and value.size:
+                yield view(memory, value.shape, [value.strides[j] + value.itemsize * (j == i) for j in each])
+            yield view(memory, [value.shape[j] + (j == i) for j in each], value.strides)
+    elif isinstance(value, bool | np.bool_):
+        yield type(value)(not value)
+    else:
+        yield from (type(value)(value + step) for step in (1, 1j)[: 1 + np.iscomplexobj(value)])
+
+
+def array(dtype, *shape):
+    return np.arange(1, 1 + int(np.prod(shape))).astype(dtype).reshape(shape)
+
+
 def test_digests_tell_every_argument():
-    """Whatever changes in one, something else is written. The simulator needs a process of its own."""
-    said = run_python("import simulated_digests", NUMBA_ENABLE_CUDASIM="1").stdout
-    assert int(said) > 50
+    """Whatever changes in one, something else is written."""
+    arguments = (
+        1, 2.5, True, 3j, np.int8(4), np.uint64(5), np.float32(6), np.complex64(7),
+        *(array(dtype, 2, 3) for dtype in ("i1", "u8", "f2", "f4", "f8", "c8", "c16")), array("f4"), array("i8", 0, 3),
+        array("f4", 2, 2, 2), (1, (2.5, array("i4", 3))), Pair(1j, Pair(array("f8", 2), 3)),
+    )  # fmt: skip
+    usual, changed = digest(arguments), list(others(arguments))
+    assert len(changed) > 50 and digest(arguments) == usual
+    assert digest(arguments, (3, 1, 1)) != usual != digest(arguments, block=(4, 2, 1))
+    assert all(digest(each) != usual for each in changed)
 
 
 _WHO = """

@@ -1,20 +1,20 @@
 """Ownership on every exit of a launch: each export is given back once, each reference is back, no frame is lost."""
 
-import contextlib
 import gc
 import sys
 import weakref
 
 import numpy as np
 import pytest
+from cuda_checks import all_given_back, is_refused
 from cuda_producers import ArrayInterface
 from cuda_tensors import DeviceTensor
-from launches import ExportedTensor, Interface, address, all_given_back, device_array, kernel_of, launch_cached
+from launches import ExportedTensor, Interface, address, device_array, kernel_of, launch_cached
 
 from fastexchange import CudaError
 
 
-def company(package, size: int) -> list:
+def company(record, package, size: int) -> list:
     """Arguments of every kind that native code reads."""
     at = address(package)
     makers = [
@@ -26,22 +26,36 @@ def company(package, size: int) -> list:
     return [makers[i % len(makers)](i) for i in range(size)]
 
 
-def lenders(package, size: int) -> list:
+def lenders(record, package, size: int) -> list:
     """Arguments that cache entries read."""
     return [(DeviceTensor((3,), data=address(package) + 64 * i), 300 + i)[i % 4 == 3] for i in range(size)]
 
 
-both_kinds = pytest.mark.parametrize("kind", [company, lenders])
+def crowd(record, package, size: int) -> list:
+    """More interfaces than a call's frame has room for at first, before the others."""
+    return [tuple(ArrayInterface(record, stream=1) for _ in range(100)), *lenders(record, package, size)[1:]]
+
+
+def parts(arguments) -> list:
+    """The arguments, and what those of a crowd consist of."""
+    items = [item for value in arguments if type(value) is tuple for item in value if type(item) is ArrayInterface]
+    return [*arguments, *items, *[item.said for item in items]]
+
+
+def named(arguments) -> dict:
+    return {f"a{i}": value for i, value in enumerate(arguments)}
+
+
+each_kind = pytest.mark.parametrize("kind", [company, lenders, crowd])
 
 
 @pytest.mark.parametrize("size", [1, 8])
-@both_kinds
+@each_kind
 def test_launches(record, package, kind, size):
-    arguments = kind(package, size)
+    arguments = kind(record, package, size)
     kernel = kernel_of(package, size)
     launcher = kernel[1, 32]
-    named = {f"a{i}": value for i, value in enumerate(arguments)}
-    with all_given_back(*arguments):
+    with all_given_back(*parts(arguments)):
         launcher(*arguments)
     if kind is lenders:
         launch_cached(launcher, *arguments)
@@ -49,17 +63,17 @@ def test_launches(record, package, kind, size):
     def launch(times: int) -> None:
         for _ in range(times):
             launcher(*arguments)
-            launcher(**named)
+            launcher(**named(arguments))
             launcher.explain(*arguments)
 
     launch(4)  # all that is compiled for them, and cache entries
     gc.collect()  # what compilation has left holds some
     nones = sys.getrefcount(None)
-    with all_given_back(kernel, launcher, *arguments):
+    with all_given_back(kernel, launcher, *parts(arguments)):
         launch(100)
     assert abs(sys.getrefcount(None) - nones) < 100, "of 200 that were returned; others use it, too"
     given = kernel[1, 32, 0]
-    with all_given_back(*arguments, given, kernel):
+    with all_given_back(*parts(arguments), given, kernel):
         launch = given.bind(*arguments)
         for _ in range(10):
             launch()
@@ -73,25 +87,26 @@ CULPRITS = {  # test_cuda_refusals.py has more of them, each alone and beside on
     "exported from the CPU": lambda at: ExportedTensor((3,), data=at, device_type=1),
     "another device": lambda at: DeviceTensor((3,), data=at, device=2),
     "no type": lambda at: object(),
+    "beyond 64 bits": lambda at: 2**70,
     "in a tuple": lambda at: (1, (DeviceTensor((3,), data=at, device_type=1), 2)),
     "nothing of CUDA's": lambda at: Interface(DeviceTensor((3,), data=12345)),
 }
 
 
 @pytest.mark.parametrize("warm", [False, True])
-@both_kinds
+@each_kind
 def test_refusals(record, package, kind, warm):
     """Whichever argument is to blame, the first, the middle or the last one."""
-    arguments, launcher = kind(package, 8), kernel_of(package, 8)[1, 32]
+    arguments, launcher = kind(record, package, 8), kernel_of(package, 8)[1, 32]
     given = launcher.kernel[1, 32, 0]
     for _ in range(4 * warm):
         launcher(*arguments)
     record.clear()
-    for name, position in [(name, position) for name in CULPRITS for position in (0, 4, 7)]:
+    for name, position in [(name, position) for name in CULPRITS for position in (kind is crowd, 4, 7)]:
         culprit = CULPRITS[name](address(package))
         bad = [*arguments]
         bad[position] = culprit
-        with all_given_back(launcher, culprit, *arguments, *bad):
+        with all_given_back(launcher, culprit, *parts(arguments), *bad):
             for attempt in (launcher, given) * 2:
                 with pytest.raises(REFUSALS) as caught:
                     attempt(*bad)
@@ -102,58 +117,19 @@ def test_refusals(record, package, kind, warm):
     assert len(record.launches) == 1
 
 
-@pytest.mark.parametrize("culprit", [None, 2**70, "text", *CULPRITS])
-def test_a_hundred_interfaces_before_what_is_refused(record, package, kernels, culprit):
-    """There are more of them than a call's frame has room for at first."""
-    if isinstance(culprit, str) and culprit in CULPRITS:
-        culprit = CULPRITS[culprit](address(package))
-    interfaces = [ArrayInterface(record, stream=1) for _ in range(100)]
-    kernels[2][1, 32](tuple(interfaces), 1)
-
-    def attempt():
-        for what in (kernels[2][1, 32], kernels[2].explain):
-            with contextlib.suppress(Exception):
-                what(tuple(interfaces), culprit)
-
-    attempt()
-    with all_given_back(*interfaces, *[each.said for each in interfaces]):
-        attempt()
-        kernels[2][1, 32](tuple(interfaces), 1)
-
-
-@both_kinds
+@each_kind
 def test_errors_of_the_driver(stub, package, kind):
-    arguments = kind(package, 8)
-    launcher = kernel_of(package, 8)[1, 32]
-    with all_given_back(*arguments):
-        stub.fail("cuLaunchKernel", 1)
-        with pytest.raises(CudaError, match="INVALID_VALUE"):
-            launcher(*arguments)
-    for _ in range(4):
-        launcher(*arguments)
-    launch = launcher.kernel[1, 32, 0].bind(*arguments)
-    out = [value.exported - value.deleted for value in arguments if hasattr(value, "exported")]
-    with_launch = [sys.getrefcount(value) for value in arguments]
-    for call in (lambda: launcher(*arguments), launch, lambda: launcher(**{f"a{i}": v for i, v in enumerate(arguments)})):
-        for failing in ("cuLaunchKernel", "cuCtxGetCurrent"):
-            stub.fail(failing, 700)
-            with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
-                call()
-        call()
-    gc.collect()
-    assert [value.exported - value.deleted for value in arguments if hasattr(value, "exported")] == out
-    assert [sys.getrefcount(value) for value in arguments] == with_launch
-
-
-def test_wrong_numbers_of_arguments(package):
-    arguments = lenders(package, 3)
-    launcher = kernel_of(package, 3)[1, 32]
-    launch_cached(launcher, *arguments)
-    wrong = [(arguments[:2], {}), ([*arguments, 1], {}), ([], {}), (arguments, {"a0": 1}), (arguments[:2], {"b": 1})]
-    with all_given_back(launcher, *arguments):
-        for bad, named in wrong * 20:
-            with pytest.raises(TypeError):
-                launcher(*bad, **named)
+    """Of a first launch, and of those by the cache entry, by keyword, and bound."""
+    arguments, launcher = kind(stub, package, 8), kernel_of(package, 8)[1, 32]
+    given = launcher.kernel[1, 32, 0]
+    ways = lambda: launcher(*arguments), lambda: launcher(**named(arguments)), lambda: given.bind(*arguments)()
+    for calls, failing in ((ways[:1], "cuLaunchKernel"), (ways, "cuLaunchKernel"), (ways, "cuCtxGetCurrent")):
+        with all_given_back(*parts(arguments), given, launcher):
+            for call in calls:
+                stub.fail(failing, 700)
+                is_refused(call, CudaError, "ILLEGAL_ADDRESS")
+        for call in ways * 2:
+            call()
 
 
 @pytest.mark.filterwarnings("ignore:Could not find source")

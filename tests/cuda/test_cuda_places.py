@@ -4,9 +4,9 @@ import functools
 
 import numpy as np
 import pytest
+from cuda_checks import in_threads
 from cuda_producers import HOST, MANAGED, ArrayInterface, Exports, Wrapper, both_ways, new_stream, traced
 from cuda_tensors import DeviceTensor, OtherTensor
-from launches import in_threads
 from made_producers import Ledger
 from stub_processes import run_package
 
@@ -18,7 +18,7 @@ class World:
 
     def __init__(self, stub, package):
         self.stub, self.ledger = stub, Ledger()
-        self.pinned = package.pinned_array(4, np.float32)
+        self.pinned, self.managed = package.pinned_array(4, np.float32), package.managed_array(4, np.float32)
         self.streams = {
             (name, device): new_stream(device)
             for name, device in [("mine", 0), ("mine", 1), ("mine", 2), ("other's", 0), ("array's", 0), ("given", 0)]
@@ -79,6 +79,10 @@ WHERE = {
     "an array of another device": (lambda w: [w.array(None, 2), (1, w.array(None, 2))], None, 2, "default", []),
     "an array without elements": (lambda w: [w.array(None, shape=(0,), data=0), w.mine(2)], None, 2, "mine", []),
     "an array without elements, alone": (lambda w: [w.array(None, shape=(0,), data=0)], None, CURRENT, "default", []),
+    "an array of pinned memory beside a tensor": (
+        lambda w: [w.array(None, data=w.pinned.ctypes.data), w.mine(2)], None, 2, "mine", []),
+    "an array of managed memory beside a tensor": (
+        lambda w: [w.array(None, data=w.managed.ctypes.data), w.mine(2)], None, 2, "mine", []),
     "an array of pinned memory, which somebody fills": (
         lambda w: [w.mine(), w.array(data=w.pinned.ctypes.data)], None, 0, "mine", ["array's"]),
     "pinned memory, on a stream": (
@@ -106,7 +110,7 @@ def check_order(stub, own: int, others: list[int]) -> None:
 
 @pytest.mark.parametrize("name", WHERE)
 def test_where_a_launch_goes(stub, kernels, world, name):
-    """By position, also by the cache entry, by keyword, and for tasks; the thread's context is as before, if it has one."""
+    """By position, also by the cache entry, by keyword, for tasks, and bound; the thread's context, if any, is as before."""
     make, given, device, stream, others = WHERE[name]
     arguments = make(world)
     kernel, given = kernels[len(arguments)], given and world.streams[given, 0]
@@ -117,12 +121,14 @@ def test_where_a_launch_goes(stub, kernels, world, name):
         functools.partial(kernel[1, 32, given], **dict(zip("xyz", arguments, strict=False))),
         functools.partial(kernel.forall(9, 0, given), *arguments),
     ]
+    both_ways(ways[0])
+    bound = kernel[1, 32, given].bind(*arguments)
 
     def check(current: int) -> None:
         where = current if device is CURRENT else device
         own = world.streams[stream, where]
         before = stub.current_context()
-        for launch in ways:
+        for launch in (*ways, bound):
             launch()
             stub.clear()
             counted = kernel.counts()
@@ -132,9 +138,8 @@ def test_where_a_launch_goes(stub, kernels, world, name):
             check_order(stub, own, [world.streams[other, where] for other in others])
             assert stub.current_context() == before
             assert [each.told[-1] for each in exports] == [own or 1] * len(exports)
-            assert (kernel.counts().fast == counted.fast + 1) is is_native
+            assert launch is bound or (kernel.counts().fast == counted.fast + 1) is is_native
 
-    both_ways(ways[0])
     in_threads(lambda: check(0))  # which begins without a context
     for current in (0, 1):
         with driver().on(current):
@@ -153,20 +158,6 @@ def test_the_tensors_are_asked_in_each_launch(stub, kernels, world):
         if device == 0:
             bound()
             assert stub.launches[-1].stream == stream
-
-
-def test_bound_launches_and_contexts(stub, kernels):
-    """The current context is as before, also where there is none."""
-    bound = [kernels[1][1, 32].bind(DeviceTensor((4,), device=device)) for device in (0, 2)]
-
-    def check():
-        before = stub.current_context()
-        for launch, device in zip(bound, (0, 2), strict=True):
-            launch()
-            assert stub.current_context() == before and stub.launches[-1].device == device
-
-    check()
-    in_threads(check)
 
 
 def test_events_are_destroyed_and_only_made_where_streams_differ(stub, kernels, world):
@@ -205,18 +196,19 @@ def test_names_of_streams(stub, kernels, world, is_given):
         check_order(stub, stream, [] if are_one else [own])
 
 
+def new_context(device: int):
+    """One that is not primary, which is then the current one."""
+    bindings = driver().bindings
+    try:
+        error, context = bindings.cuCtxCreate(bindings.CUctxCreateParams(), 0, device)
+    except TypeError:  # before CUDA 13
+        error, context = bindings.cuCtxCreate(0, device)
+    assert not int(error)
+    return context
+
+
 def test_a_context_that_is_not_primary(stub, kernels):
     """Launches are in the device's primary context, where the packages load their kernels, whatever is current."""
-    from cuda.bindings import driver as bindings
-
-    def new_context(device):
-        try:
-            error, context = bindings.cuCtxCreate(bindings.CUctxCreateParams(), 0, device)
-        except TypeError:  # before CUDA 13
-            error, context = bindings.cuCtxCreate(0, device)
-        assert not int(error)
-        return context
-
     for device in (0, 1):
         context = new_context(device)
         try:
@@ -228,7 +220,7 @@ def test_a_context_that_is_not_primary(stub, kernels):
                 assert stub.launches[-1].context == stub.primary_context(there)
             assert stub.current_context() == int(context)
         finally:
-            bindings.cuCtxDestroy(context)
+            driver().bindings.cuCtxDestroy(context)
 
 
 def test_tensors_on_different_devices_are_refused(stub, kernels):
@@ -288,35 +280,18 @@ for device in (0, 1, 2, 1, 0):
         kernel[1, 32](DeviceTensor((4,), device=device))
 print([each.device for each in stub.launches][::4], len({each.function for each in stub.launches}))
 """
-# Loading is the package's, and so is its error, with the driver's name in it; the next launch finds nothing half done.
-_NO_BINARY = """
-kernel = fast_args(cuda.jit(lambda x: None))
-for name in ("cuLibraryLoadData", "cuModuleLoadData", "cuModuleLoadDataEx"):
-    stub.fail(name, 209)
-try:
-    kernel[1, 32](DeviceTensor((4,)))
-except Exception as error:
-    print("NO_BINARY_FOR_GPU" in str(error) or "209" in str(error))
-stub.reset()
-kernel[1, 32](DeviceTensor((4,)))
-print(len(stub.launches))
-"""
 # The packages do not: they make the new one's current instead of one that is not primary.
 _CONTEXT = """
+from test_cuda_places import new_context
 stub.set_devices(3)
 cuda.current_context()
-from cuda.bindings import driver as bindings
-try:
-    error, context = bindings.cuCtxCreate(bindings.CUctxCreateParams(), 0, 0)
-except TypeError:
-    error, context = bindings.cuCtxCreate(0, 0)
+context = new_context(0)
 for device in (2, 1, 0):
     fast_args(cuda.jit(lambda x: None))[1, 32](DeviceTensor((4,), device=device))
     print(stub.current_context() == int(context), stub.launches[-1].device)
 """
 SAID = {
     "each architecture has a kernel of its own": (_ARCHITECTURES, "[0, 1, 2, 1, 0] 3\n"),
-    "a kernel for another architecture": (_NO_BINARY, "True\n1\n"),
     "the first use of a device leaves the current context": (_CONTEXT, "True 2\nTrue 1\nTrue 0\n"),
 }
 

@@ -5,26 +5,19 @@ broadcast arrays. numba-cuda's own launch reads the attribute, and is compared b
 interface, and launches its kernels with strides of memory that is not there.
 """
 
+import functools
 import gc
-import sys
+import importlib
 
 import numpy as np
 import pytest
+from comparing import numbers_of, what_is_launched, words_of
+from cuda_checks import all_given_back, is_refused
 from cuda_producers import CUDA, HOST, ArrayInterface, Exports, ExportsLegacy, Wrapper, both_ways
 from cuda_tensors import DeviceTensor
-from launches import (
-    WARM,
-    Interface,
-    address,
-    device_array,
-    dispatcher_of,
-    is_refused,
-    kernel_of,
-    numbers_of,
-    what_is_launched,
-    words_of,
-)
+from launches import WARM, Interface, address, device_array, dispatcher_of, kernel_of
 from made_producers import Ledger, capsule_name
+from stub_processes import PACKAGES, is_installed
 
 from fastexchange import CudaError
 from fastexchange._abi import ffi
@@ -55,10 +48,7 @@ def says(package, strides):
 
 MADE = {
     "broadcast": broadcast,
-    "broadcast int8": lambda package: broadcast(package, "i1"),
-    "broadcast bool": lambda package: broadcast(package, "?"),
-    "broadcast complex64": lambda package: broadcast(package, "c8"),
-    "broadcast complex128": lambda package: broadcast(package, "c16"),
+    **{f"broadcast {dtype}": lambda package, dtype=dtype: broadcast(package, dtype) for dtype in ("i1", "?", "c8", "c16")},
     "of one number": lambda package: package.to_device(np.broadcast_to(np.float32(1), (4, 5))),
     "of one row": lambda package: package.to_device(np.broadcast_to(np.ones(5, "f4"), (1, 5))),
     "in the middle": lambda package: package.to_device(np.broadcast_to(np.ones((4, 1, 5), "f4"), (4, 3, 5))),
@@ -130,12 +120,10 @@ def test_in_a_tuple_and_of_the_other_package(stub, package):
     for _ in range(WARM):
         kernel[1, 32]((array, 2), array)
         assert numbers_of(stub.launches[-1]) == expected
-    pytest.importorskip("numba_cuda_mlir")
-    pytest.importorskip("numba_cuda")
-    from numba import cuda
-    from numba_cuda_mlir import cuda as other
-
-    array, kernel = broadcast(other if package is cuda else cuda), kernel_of(package, 1)
+    (other,) = (name for name in PACKAGES if name != package.__name__)
+    if not is_installed(other):
+        pytest.skip(f"{other} is not installed")
+    array, kernel = broadcast(importlib.import_module(other)), kernel_of(package, 1)
     for _ in range(WARM):
         kernel[1, 32](array)
         assert numbers_of(stub.launches[-1]) == words_of(package, array)
@@ -190,40 +178,27 @@ def test_exports_are_given_back(stub, kernels, cls, device_type):
 
 def test_wrappers(stub, kernels):
     x = DeviceTensor((3, 4), device=1)
-    expected, count = launched(stub, kernels[1], x), sys.getrefcount(x)
-    for value in (Wrapper(x), Wrapper(Wrapper(x)), Wrapper(Wrapper(Wrapper(x)))):
-        for _ in range(4):
-            assert launched(stub, kernels[1], value) == expected and stub.launches[0].device == 1
+    expected = launched(stub, kernels[1], x)
+    for value in (Wrapper(x), Wrapper(Wrapper(Wrapper(x)))):
+        with all_given_back(x):
+            assert [launched(stub, kernels[1], value) for _ in range(4)] == [expected] * 4 and stub.launches[0].device == 1
     with pytest.raises((TypeError, BufferError)):
         kernels[1][1, 32](Wrapper(3))
-    del value
-    assert sys.getrefcount(x) == count and x.deleted == 0
 
 
-def readonly(array):
+def test_what_is_readonly(record, package):
+    """As an export or an interface that Python reads says; a legacy export cannot say it."""
+    array = np.zeros(4, np.float32)
     array.flags.writeable = False
-    return array
-
-
-MUTABLE = {
-    "an export": (lambda record: Exports(Ledger()), True),
-    "an interface": (ArrayInterface, True),
-    "an interface that Python reads": (lambda record: ArrayInterface(record, version=2), True),
-    "a readonly export": (lambda record: Exports(Ledger(), array=readonly(np.zeros(4, np.float32))), False),
-    "a legacy export, which cannot say it": (lambda record: ExportsLegacy(Ledger()), False),
-    "a readonly interface": (lambda record: ArrayInterface(record, readonly=True), False),
-    "a readonly interface that Python reads": (lambda record: ArrayInterface(record, readonly=True, version=2), False),
-}
-
-
-@pytest.mark.parametrize("name", MUTABLE)
-def test_what_is_readonly(record, package, name):
-    make, is_mutable = MUTABLE[name]
-    kernel, value = kernel_of(package, 1), make(record)
-    for _ in range(3):
-        kernel[1, 32](value)
-    ((numba_type,),) = kernel.signatures
-    assert numba_type.mutable is is_mutable
+    for value, is_mutable in (
+        (Exports(Ledger()), True), (Exports(Ledger(), array=array), False), (ExportsLegacy(Ledger()), False),
+        (ArrayInterface(record, version=2), True), (ArrayInterface(record, version=2, readonly=True), False),
+    ):  # fmt: skip
+        kernel = kernel_of(package, 1)
+        for _ in range(3):
+            kernel[1, 32](value)
+        ((numba_type,),) = kernel.signatures
+        assert numba_type.mutable is is_mutable
 
 
 # ---- what changes between two launches -------------------------------------------------------------------------------
@@ -244,9 +219,8 @@ def test_a_tensor_that_changes(stub, kernels):
     both_ways(lambda: kernels[1][2, 32](x))
     original, expected = ffi.new("DLTensor *", x._managed.dl_tensor), launched(stub, kernels[1], x)
     for where, value, options in CHANGES:
-        part, _, field = where.rpartition(".")
-        tensor = x._managed.dl_tensor
-        setattr(getattr(tensor, part) if part else tensor, field, value)
+        *parts, field = where.split(".")
+        setattr(functools.reduce(getattr, parts, x._managed.dl_tensor), field, value)
         if options is None:
             for _ in range(2):
                 is_refused(lambda: kernels[1][2, 32](x), BufferError)

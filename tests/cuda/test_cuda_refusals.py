@@ -6,11 +6,12 @@ import sys
 
 import numpy as np
 import pytest
+from cuda_checks import all_given_back, is_refused
 from cuda_producers import CUDA, MANAGED, ArrayInterface, Exports, ExportsLegacy, Wrapper, both_ways, traced
 from cuda_stub import Stub
 from cuda_tensors import DeviceTensor
 from frameworks import torch
-from launches import ExportedTensor, address, all_given_back, is_refused
+from launches import ExportedTensor, address
 from made_producers import Dunder, Ledger, Tabled, capsule, export_versioned
 
 

@@ -10,9 +10,9 @@ import threading
 
 import numpy as np
 import pytest
+from cuda_checks import is_refused
 from cuda_producers import new_stream
 from cuda_tensors import DeviceTensor, OtherTensor
-from launches import is_refused
 from stub_processes import PACKAGES, is_installed, run_package
 
 from fastexchange import CudaError, fast_args

@@ -1,0 +1,156 @@
+"""Whether two launches are the same: their bytes, as the driver stub has recorded them, or what their kernels have read.
+
+For the latter a kernel's source is made of the arguments. One thread writes into two arrays, ``ints`` and ``floats``, which come
+after them: the launch's grid and block; of each array its extents and some elements; each number; of each tuple its items.
+"""
+
+import math
+
+import cuda_stub
+import numpy as np
+from cuda_tensors import DeviceTensor, _Tensor
+from launches import data_of, dispatcher_of
+
+MAGIC = 0x5EED
+"""The first of the integers: the kernel has run."""
+_GRID = [f"cuda.{what}.{axis}" for what in ("gridDim", "blockDim") for axis in "xyz"]
+_PLACE = [f"cuda.{what}.{axis}" for what in ("blockIdx", "threadIdx") for axis in "xyz"]
+
+
+def expressions_of(arguments, names=None) -> tuple[list[str], list[str]]:
+    """What a kernel writes of its arguments, named ``a0, a1 …``: expressions for integers, and for floats."""
+    ints: list[str] = []
+    floats: list[str] = []
+    for i, value in enumerate(arguments):
+        _add(value, f"a{i}" if names is None else names[i], ints, floats)
+    return ints, floats
+
+
+def _add(value, name: str, ints: list[str], floats: list[str]) -> None:
+    if isinstance(value, tuple):
+        for i, item in enumerate(value):
+            _add(item, f"{name}[{i}]", ints, floats)
+    elif isinstance(value, _Tensor | np.ndarray):
+        ints += [f"{name}.shape[{i}]" for i in range(len(value.shape))]
+        for index in _places(value.shape):
+            _add_number(value.dtype.kind, f"{name}[{', '.join(map(str, index)) or '()'}]", ints, floats)
+    else:
+        _add_number(np.asarray(value).dtype.kind, name, ints, floats)
+
+
+def _places(shape: tuple) -> list[tuple]:
+    """Indices that tell every stride: the first element, the last, and the last along each dimension."""
+    if 0 in shape:
+        return []
+    last = [extent - 1 for extent in shape]
+    ends = [tuple(last[i] if i == dimension else 0 for i in range(len(shape))) for dimension in range(len(shape))]
+    return sorted({tuple([0] * len(shape)), tuple(last), *ends})
+
+
+def _add_number(kind: str, expression: str, ints: list[str], floats: list[str]) -> None:
+    if kind in "biu":
+        ints.append(expression)
+    elif kind == "c":
+        floats += [f"{expression}.real", f"{expression}.imag"]
+    else:  # "V": bfloat16
+        floats.append(expression)
+
+
+def digest_of(arguments, body: str = "", **names):
+    """``(function, ints, floats)``: the Python function of such a kernel, and how many of each it writes.
+
+    `body`: what every thread does first. `names`: its globals, ``cuda`` among them.
+    """
+    ints, floats = expressions_of(arguments)
+    ints = [str(MAGIC), *_GRID, *ints]
+    parameters = [*(f"a{i}" for i in range(len(arguments))), "ints", "floats"]
+    lines = [f"def digest({', '.join(parameters)}):", *([f"    {body}"] if body else []), f"    if {' + '.join(_PLACE)} == 0:"]
+    lines += [f"        ints[{i}] = {expression}" for i, expression in enumerate(ints)]
+    lines += [f"        floats[{i}] = {expression}" for i, expression in enumerate(floats)]
+    namespace = dict(names)
+    exec("\n".join(lines), namespace)
+    return namespace["digest"], len(ints), max(len(floats), 1)
+
+
+def on_their_side(package, value, array):
+    """An argument, or a tuple, as the package's own launch takes it: `array` makes its arrays."""
+    if isinstance(value, _Tensor):
+        return array(value)
+    if isinstance(value, tuple):
+        items = [on_their_side(package, item, array) for item in value]
+        return value._make(items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def words_of(package, array) -> list[int]:
+    """The parameters that an array or a tensor becomes."""
+    shape, strides, size, at = array.shape, array.strides, array.dtype.itemsize, data_of(array)
+    if package.__name__ == "numba.cuda":
+        return [0, 0, math.prod(shape), size, at, *shape, *strides]
+    return [at, at, 0, *shape, *[stride // size for stride in strides]]
+
+
+# ---- whether two launches are the same --------------------------------------------------------------------------------
+COMPARED = ("grid", "block", "cluster", "shared", "stream", "cooperative", "context", "device", "offsets", "parameters",
+            "packed")  # fmt: skip
+
+
+def what_is_launched(launch) -> dict:
+    return {name: getattr(launch, name) for name in COMPARED}
+
+
+def numbers_of(launch) -> list[int]:
+    """The parameters of a launch, as integers."""
+    return [int.from_bytes(parameter, "little", signed=True) for parameter in launch.parameters]
+
+
+class Recorded:
+    """Launches of a kernel without code, as the driver stub has recorded them: compared byte for byte.
+
+    `arguments`: those of the launches.
+    """
+
+    def __init__(self, record, package, arguments, **options):
+        self.arguments = tuple(arguments)
+        self._record, self._package, self._options = record, package, options
+
+    def dispatcher(self):
+        """A new one, of the package's own."""
+        return dispatcher_of(self._package, len(self.arguments), **self._options)
+
+    def seen(self):
+        """What the last launch was."""
+        return what_is_launched(self._record.launches[-1])
+
+
+class Digested:
+    """Launches of a kernel that reads all arguments, and writes what it has read: that is compared. As :class:`Recorded`.
+
+    Two more arguments are where it writes.
+    """
+
+    def __init__(self, record, package, arguments, body="", **options):
+        self._function, *counts = digest_of(arguments, body, cuda=package, np=np, cg=getattr(package, "cg", None))
+        self._package, self._options = package, options
+        self._empty = [np.full(count, -1, dtype) for count, dtype in zip(counts, (np.int64, np.float64), strict=True)]
+        self._written = [package.to_device(each) for each in self._empty]
+        outs = [DeviceTensor(each.shape, each.dtype, data=data_of(each)) for each in self._written]
+        self.arguments = (*arguments, *outs)
+
+    def dispatcher(self):
+        return self._package.jit(**self._options)(self._function)
+
+    def seen(self):
+        """The bytes that have been written since the last time."""
+        self._package.synchronize()
+        found = [each.copy_to_host() for each in self._written]
+        for each, empty in zip(self._written, self._empty, strict=True):
+            each.copy_to_device(empty)
+        self._package.synchronize()
+        assert found[0][0] == MAGIC, "the kernel did not run"
+        return [each.tobytes() for each in found]
+
+
+def launches_of(record, package, arguments, **options) -> Recorded | Digested:
+    """What compares launches with these arguments: their bytes where the packages' own are recorded, else their effect."""
+    return (Recorded if isinstance(record, cuda_stub.Stub) else Digested)(record, package, arguments, **options)

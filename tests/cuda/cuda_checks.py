@@ -1,0 +1,64 @@
+"""What has to hold after a launch: it was refused with these words, ran in threads, and all is given back."""
+
+import contextlib
+import gc
+import sys
+import threading
+
+from fastexchange._abi import ffi
+from fastexchange.dispatch.runtime import runtime
+
+
+def in_threads(*functions, meanwhile=lambda: None) -> None:
+    """Call each in a new thread, all at once. What fails there first fails here."""
+    failed = []
+
+    def run(function):
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    meanwhile()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def is_refused(function, kind, *texts: str) -> str:
+    """What an exception says, with its notes, that has to be of this very type; `texts` are in it."""
+    try:
+        function()
+    except BaseException as error:
+        assert type(error) is kind, f"{type(error).__name__}: {error}"
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        for text in texts:
+            assert text in said, said
+        return said
+    raise AssertionError("nothing was raised")
+
+
+def free_frames() -> int:
+    """How many frames wait for a call."""
+    count, at = 0, runtime().native.frames
+    while at:
+        count, at = count + 1, ffi.cast("fx_frame *", at).next
+    return count
+
+
+@contextlib.contextmanager
+def all_given_back(*things):
+    """After the block each of `things` has as many references as before, and no export of one is out."""
+    things = [each for each in things if each is not None]
+    tensors = [each for each in things if hasattr(each, "exported")]
+    gc.collect()
+    before, frames = [sys.getrefcount(each) for each in things], free_frames()
+    yield
+    gc.collect()
+    assert [sys.getrefcount(each) for each in things] == before
+    assert free_frames() >= frames, "fewer than before: one is lost"
+    assert [each.exported - each.deleted for each in tensors] == [0] * len(tensors)
