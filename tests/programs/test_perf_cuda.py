@@ -173,86 +173,72 @@ def test_what_the_tests_for_a_gpu_find_is_written_down(perf, check, monkeypatch,
     assert [noted["launches"] for noted in row["noted"].values()] == ["8000"] * len(INSTALLED)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "test", "code", "why"),
-    [
-        ("passed", "def test(): pass", None, []),
-        ("FAILED", "def test():\n    assert 1 == 2, 'no'", None, ["AssertionError: no\nassert 1 == 2"]),
-        ("crashed", "import os\ndef test(): os._exit(7)", 7, []),
-    ],
-)
-def test_a_file_that_fails_or_ends_its_process_is_written_down_too(check, tmp_path, outcome, test, code, why):
+@pytest.mark.parametrize("outcome, test, expression, code, why", [
+    ("passed", "def test(): pass", "", None, []),
+    ("none selected", "def test(): pass", "another", None, []),
+    ("FAILED", "def test():\n    assert 1 == 2, 'no'", "", None, ["AssertionError: no\nassert 1 == 2"]),
+    ("crashed", "import os\ndef test(): os._exit(7)", "", 7, []),
+])  # fmt: skip
+def test_how_a_file_ends_is_written_down(check, tmp_path, outcome, test, expression, code, why):
     (tmp_path / "test_it.py").write_text(test)
-    row = check.run_file(tmp_path / "test_it.py", "")
+    row = check.run_file(tmp_path / "test_it.py", expression)
     assert (row["outcome"], row["file"], row.get("exit_code")) == (outcome, "test_it.py", code)
     assert [each["why"] for each in row.get("failures", [])] == why
-    assert check._lines(row)[0].split()[:2] == ["test_it.py", outcome]
+    assert " ".join(check._lines(row)[0].split()).startswith(f"test_it.py {outcome}")
 
 
-def test_no_test_is_selected(check, tmp_path):
-    (tmp_path / "test_it.py").write_text("def test(): pass")
-    assert check.run_file(tmp_path / "test_it.py", "another")["outcome"] == "none selected"
-
-
-def test_the_check_ends_in_time_and_goes_on(check, monkeypatch, tmp_path, capsys):
-    """The file that the time did not suffice for is the first of the next call, which runs no file again."""
-    file, calls, ends = tmp_path / "found.json", [], {"test_b.py": "hung"}
-    for letter in "abc":
-        (tmp_path / f"test_{letter}.py").write_text("")
+@pytest.fixture
+def runs(check, monkeypatch, tmp_path):
+    """Three files are not run, of which the second never ends: their names, and how long each might have taken."""
+    calls = []
 
     def run_file(path, expression, limit):
         calls.append((path.name, limit))
-        return {"file": path.name, "outcome": ends.get(path.name, "passed"), "passed": 1, "seconds": 1}
+        return {"file": path.name, "outcome": "hung" if path.name == "test_b.py" else "passed", "passed": 1, "seconds": limit}
 
+    for letter in "abc":
+        (tmp_path / f"test_{letter}.py").write_text("")
     monkeypatch.setattr(check, "run_file", run_file)
     monkeypatch.setattr(check, "_STARTED", -20)  # importing has taken some of the time
+    return calls
+
+
+def test_the_check_ends_in_time_and_goes_on(check, runs, monkeypatch, tmp_path, capsys):
+    """The file that the time did not suffice for is the first of the next call, which runs no file again."""
+    file = tmp_path / "found.json"
     monkeypatch.setattr(check.time, "monotonic", iter([0, 10, 100, 100, 100]).__next__)
     assert check.call("--json", file, "--minutes", 1) == 3
-    assert calls == [("test_a.py", 40), ("test_b.py", 30)]
+    assert runs == [("test_a.py", 40), ("test_b.py", 30)]
     document = json.loads(file.read_text())
     assert [(row["file"], row["outcome"]) for row in document["files"]] == [("test_a.py", "passed"), ("test_b.py", "unfinished")]
     assert document["machine"]["device"] == {"name": "none"} and not list(tmp_path.glob("*.part"))
     assert "2 files are left" in capsys.readouterr().out
-    ends.clear()
     monkeypatch.setattr(check.time, "monotonic", lambda: -20)
-    assert check.call("--json", file, "--minutes", 5) == 0
-    assert [name for name, _ in calls[2:]] == ["test_b.py", "test_c.py"]
-    assert [row["outcome"] for row in json.loads(file.read_text())["files"]] == ["passed"] * 3
+    assert check.call("--json", file, "--minutes", 5) == 1
+    assert [name for name, _ in runs[2:]] == ["test_b.py", "test_c.py"]
+    assert [row["outcome"] for row in json.loads(file.read_text())["files"]] == ["passed", "hung", "passed"]
     with pytest.raises(SystemExit, match="of other tests"):
         check.call("-k", "other", "--json", file, "--minutes", 5)
 
 
-def test_a_file_that_takes_long_is_tried_again_with_more_time(check, monkeypatch, tmp_path):
+def test_a_file_that_takes_long_is_tried_again_with_more_time(check, runs, monkeypatch, tmp_path):
     """First of all; if it does not end then, it is hung: else no call would come past it."""
-    slow, other, rows, limits = tmp_path / "test_slow.py", tmp_path / "test_other.py", [], []
-
-    def run_file(path, expression, limit):
-        limits.append((path.name, limit))
-        return {"file": path.name, "outcome": "hung" if path is slow else "passed", "seconds": limit}
-
-    monkeypatch.setattr(check, "run_file", run_file)
-    monkeypatch.setattr(check, "_STARTED", 0)
-    monkeypatch.setattr(check.time, "monotonic", lambda: 0)
+    files, rows = [tmp_path / "test_a.py", tmp_path / "test_b.py"], []
+    monkeypatch.setattr(check.time, "monotonic", lambda: -20)
     for minutes, outcome in ((0, None), (1, "unfinished"), (0.5, "unfinished"), (1, "unfinished"), (2, "hung")):
-        is_complete = check.run_files([other, slow], rows, "", minutes, lambda row: None)
-        assert is_complete is (outcome == "hung")
-        assert {row["file"]: row["outcome"] for row in rows}.get("test_slow.py") == outcome
-    assert limits == [("test_other.py", 60), *(("test_slow.py", 60 * minutes) for minutes in (1, 0.5, 1, 2))]
+        assert check.run_files(files, rows, "", minutes, lambda row: None) is (outcome == "hung")
+        assert {row["file"]: row["outcome"] for row in rows}.get("test_b.py") == outcome
+    assert runs == [("test_a.py", 60), *(("test_b.py", 60 * minutes) for minutes in (1, 0.5, 1, 2))]
     rows.clear()
-    check.run_files([other, slow], rows, "", 60, lambda row: None)
+    check.run_files(files, rows, "", 60, lambda row: None)
     assert rows[1]["outcome"] == "hung"  # at once, with the most that a file gets
 
 
 # ---- without a network -------------------------------------------------------------------------------------------------
 def test_what_is_fetched_has_the_pinned_version(perf):
-    constraints = """
-cffi==2.1.1
-numpy==2.2.6; python_version < "3.11"
-numpy==2.4.6; python_version == "3.11"
-numpy==2.5.5; python_version > "3.11"
-numba-cuda==0.30.4; python_version < "3.12"
-numba-cuda-mlir==0.6.0; python_version >= "3.11"
-"""
+    versions = {"<": "2.2.6", "==": "2.4.6", ">": "2.5.5"}
+    constraints = "\n".join(f'numpy=={numpy}; python_version {sign} "3.11"' for sign, numpy in versions.items())
+    constraints += '\ncffi==2.1.1\nnumba-cuda==0.30.4; python_version < "3.12"\nnumba-cuda-mlir==0.6.0\n'
     wanted = "numpy 3.12, numpy 3.11, numpy 3.10, numba-cuda 3.12, numpy<2.5 3.12, cffi 3.12, unknown 3.12"
     found = [perf("offline").pinned(*each.split(), constraints) for each in wanted.split(", ")]
     assert " ".join(found) == "numpy==2.5.5 numpy==2.4.6 numpy==2.2.6 numba-cuda==0.30.4 numpy<2.5 cffi==2.1.1 unknown"
@@ -281,20 +267,3 @@ def test_a_wheel_packed_anew_is_installed_without_a_network(perf, monkeypatch, t
     assert (tmp_path / "installed" / "made_here.py").read_bytes() == content
     with pytest.raises(SystemExit, match=r"offline\.py fetch"):
         offline.install(tmp_path / "none")
-
-
-def test_fetching_says_what_it_does(perf, monkeypatch, tmp_path, capsys):
-    offline = perf("offline")
-
-    def download(command, **options):
-        if "download" in command:
-            with zipfile.ZipFile(Path(command[command.index("-d") + 1]) / "made-1.0-py3-none-any.whl", "w") as archive:
-                archive.writestr("made.py", b"#" * 2**20)
-        return SimpleNamespace(stdout="", returncode=0)
-
-    monkeypatch.setattr(offline.subprocess, "run", download)
-    (tmp_path / "old.whl").write_text("")
-    assert offline.fetch(["made"], "3.12", tmp_path, 64) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("downloading 1 wheels for Python 3.12: made\n") and "0.0 MiB instead of     1.0  made-1.0" in said
-    assert [each.name for each in tmp_path.iterdir()] == ["made-1.0-py3-none-any.whl"]
