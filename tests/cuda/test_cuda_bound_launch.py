@@ -26,10 +26,8 @@ def held(*tensors) -> list[int]:
 
 # ---- bound launches --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("make", [
-    lambda package: tensor(package, (3, 4), strides=(8, 2)),
-    lambda package: tensor(package, cls=ExportedTensor),
-    lambda package: Interface(tensor(package)),
-    lambda package: device_array(package, tensor(package)),
+    lambda package: tensor(package, (3, 4), strides=(8, 2)), lambda package: tensor(package, cls=ExportedTensor),
+    lambda package: Interface(tensor(package)), lambda package: device_array(package, tensor(package)),
 ], ids=["tensor", "tensor that is exported", "interface", "device array"])  # fmt: skip
 def test_a_bound_launch_is_the_launch_with_the_arguments_that_it_keeps(record, package, make):
     arguments = (2.5, make(package), True, (np.int8(3),), 1j)

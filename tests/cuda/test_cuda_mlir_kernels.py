@@ -58,10 +58,9 @@ def two(x, out):
 
 
 @pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "its own"])
-@pytest.mark.parametrize(
-    ("dtype", "shape", "strides"),
-    [("c8", (5,), (2,)), ("c16", (5,), (3,)), ("c8", (4, 5), (0, 1)), ("f4", (4, 5), (0, 1)), ("f4", (5,), (3,))],
-)
+@pytest.mark.parametrize("dtype, shape, strides", [
+    ("c8", (5,), (2,)), ("c16", (5,), (3,)), ("c8", (4, 5), (0, 1)), ("f4", (4, 5), (0, 1)), ("f4", (5,), (3,)),
+])  # fmt: skip
 def test_which_elements_a_kernel_reads(stub, dtype, shape, strides, is_ours):
     """Ours are the array's. Its own launch doubles the strides of complex arrays, and takes a broadcast array for contiguous."""
     dtype, function = np.dtype(dtype), one if len(shape) == 1 else two

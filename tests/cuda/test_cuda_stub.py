@@ -143,8 +143,7 @@ def test_a_capture_takes_launches_and_refuses_what_cannot_be_captured():
 # ---- beside a driver -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("before, refusal", [
     ("sys.modules['numba_cuda_mlir'] = types.ModuleType('numba_cuda_mlir')", "imported already"),
-    ("ctypes.CDLL(sys.argv[1])", "loaded already"),
-    ("cuda_stub.real_driver = lambda: True", "of its own"),
+    ("ctypes.CDLL(sys.argv[1])", "loaded already"), ("cuda_stub.real_driver = lambda: True", "of its own"),
     ("sys.modules['cuda.bindings'] = types.ModuleType('cuda.bindings')", "no refusal"),
 ])  # fmt: skip
 def test_the_stub_is_not_loaded_beside_a_driver(tmp_path, before, refusal):

@@ -44,15 +44,10 @@ from kernels.softmax import softmax
 
 
 # ---- axpy, heat ----
-@pytest.mark.parametrize(
-    ("a", "x_dtype", "dtype", "layout"),
-    [
-        (2.5, np.float32, np.float32, contiguous),
-        (-0.5, np.float64, np.float64, strided),
-        (3, np.int64, np.float64, contiguous),
-        (2j, np.complex128, np.complex128, contiguous),
-    ],
-)
+@pytest.mark.parametrize("a, x_dtype, dtype, layout", [
+    (2.5, np.float32, np.float32, contiguous), (-0.5, np.float64, np.float64, strided),
+    (3, np.int64, np.float64, contiguous), (2j, np.complex128, np.complex128, contiguous),
+])  # fmt: skip
 def test_axpy(a, x_dtype, dtype, layout):
     for (size,) in that_fit(layout, [(0,), (1,), (2,), (7,), (1023,), (100_003,)]):
         x, y = layout(random(size, x_dtype)), layout(random(size, dtype, seed=1))

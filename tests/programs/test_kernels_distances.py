@@ -10,10 +10,9 @@ from kernels.distances import nearest, pairwise
 
 INF, NAN = math.inf, math.nan
 SIZES = [(0, 0, 0), (0, 3, 2), (3, 0, 2), (2, 3, 0), (1, 1, 1), (5, 7, 3), (3, 64, 8), (17, 65, 9), (4, 130, 24), (150, 300, 20)]
-each_kind = pytest.mark.parametrize(
-    ("dtype", "result", "layout"),
-    [(np.float32, np.float32, contiguous), (np.float64, np.float64, transposed), (np.int32, np.float64, strided)],
-)
+each_kind = pytest.mark.parametrize("dtype, result, layout", [
+    (np.float32, np.float32, contiguous), (np.float64, np.float64, transposed), (np.int32, np.float64, strided),
+])  # fmt: skip
 
 
 def oracle(x, y):

@@ -228,11 +228,9 @@ def steps(param, grads, average, seed=None):
     return param, *averages
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shapes"),
-    [(torch.bfloat16, [(7,), (70_001,), (33, 17), ()]), (torch.float16, [(7,), (70_001,)])],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype, shapes", [
+    (torch.bfloat16, [(7,), (70_001,), (33, 17), ()]), (torch.float16, [(7,), (70_001,)]),
+], ids=str)  # fmt: skip
 def test_adamw(dtype, shapes):
     """One step is that of a parameter of float32, rounded; the averages are of float32, or as narrow."""
     for shape, average in itertools.product(shapes, [torch.float32, dtype]):

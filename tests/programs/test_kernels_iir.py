@@ -14,15 +14,10 @@ EXTENTS = [(0, 5), (1, 0), (40, 0), (1, 1), (1, 9), (3, 257), (5, 128), (8, 300)
 """Few channels, which are filtered one by one, and many, side by side; one group of them, several, in several threads."""
 
 
-@pytest.mark.parametrize(
-    ("dtype", "layout", "state_dtype"),
-    [
-        (np.float64, contiguous, np.float64),
-        (np.float64, strided, np.float64),
-        (np.float32, contiguous, np.float64),
-        (np.int16, transposed, np.float32),
-    ],
-)
+@pytest.mark.parametrize("dtype, layout, state_dtype", [
+    (np.float64, contiguous, np.float64), (np.float64, strided, np.float64), (np.float32, contiguous, np.float64),
+    (np.int16, transposed, np.float32),
+])  # fmt: skip
 def test_sosfilt(dtype, layout, state_dtype):
     for channels, samples in that_fit(layout, EXTENTS):
         x, initial = layout(random((channels, samples), dtype)), random((3, channels, 2), np.float64, seed=1)

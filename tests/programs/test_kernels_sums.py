@@ -18,15 +18,10 @@ INF, NAN = math.inf, math.nan
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 
 # ---- exclusive scan ----
-@pytest.mark.parametrize(
-    ("dtype", "result", "layout"),
-    [
-        (np.float32, np.float32, contiguous),
-        (np.float64, np.float64, contiguous),
-        (np.int64, np.int64, contiguous),
-        (np.uint8, np.int64, strided),
-    ],
-)
+@pytest.mark.parametrize("dtype, result, layout", [
+    (np.float32, np.float32, contiguous), (np.float64, np.float64, contiguous), (np.int64, np.int64, contiguous),
+    (np.uint8, np.int64, strided),
+])  # fmt: skip
 def test_exclusive_scan(dtype, result, layout):
     for (size,) in that_fit(layout, [(n,) for n in (0, 1, 2, 127, 128, 131, 1000, 16384, 16387, 300_007)]):
         x = layout(abs(random(size, dtype)))
@@ -119,15 +114,10 @@ def sparse(rows, columns, dtype, index):
     return indptr, where[1].astype(index), dense.astype(dtype)[where], dense
 
 
-@pytest.mark.parametrize(
-    ("dtype", "index", "layout"),
-    [
-        (np.float32, np.int32, contiguous),
-        (np.float32, np.int64, strided),
-        (np.float64, np.int64, contiguous),
-        (np.complex64, np.int32, contiguous),
-    ],
-)
+@pytest.mark.parametrize("dtype, index, layout", [
+    (np.float32, np.int32, contiguous), (np.float32, np.int64, strided), (np.float64, np.int64, contiguous),
+    (np.complex64, np.int32, contiguous),
+])  # fmt: skip
 def test_csr_matvec(dtype, index, layout):
     for rows, columns in that_fit(layout, [(0, 0), (0, 3), (3, 0), (1, 1), (7, 5), (40, 33), (600, 400)]):
         *matrix, dense = sparse(rows, columns, dtype, index)

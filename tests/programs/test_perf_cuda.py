@@ -174,8 +174,7 @@ def test_what_the_tests_for_a_gpu_find_is_written_down(perf, check, monkeypatch,
 
 
 @pytest.mark.parametrize("outcome, test, expression, code, why", [
-    ("passed", "def test(): pass", "", None, []),
-    ("none selected", "def test(): pass", "another", None, []),
+    ("passed", "def test(): pass", "", None, []), ("none selected", "def test(): pass", "another", None, []),
     ("FAILED", "def test():\n    assert 1 == 2, 'no'", "", None, ["AssertionError: no\nassert 1 == 2"]),
     ("crashed", "import os\ndef test(): os._exit(7)", "", 7, []),
 ])  # fmt: skip
