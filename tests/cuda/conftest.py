@@ -79,7 +79,6 @@ def stub_or_none():
     STUB.clear()
     yield STUB
     STUB.set_trace(False)
-    STUB.set_hook(None)
     STUB.set_fast(False)
     STUB.reset()
 

@@ -7,7 +7,7 @@ Load it before any CUDA package is imported; what they launch is recorded, none 
     ...
     assert stub.launches[-1].grid == (4, 1, 1)
 
-The packages keep the driver for the life of the process, so tests run their code by ``stub_processes.run_with_stub``, in others.
+The packages keep the driver for the life of the process, so tests run their code by ``stub_processes.run_package``, in others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import ctypes
 import functools
 import os
 import re
-import struct
 import subprocess
 import sys
 import tempfile
@@ -78,7 +77,6 @@ class Stub:
         self.path = path
         self._global = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
         self._lib = _ffi().dlopen(str(path))
-        self._hook = None
         self._launches: list[Launch] = []
 
     # ---- what it recorded
@@ -141,15 +139,6 @@ class Stub:
         """Set what cuOccupancyMaxPotentialBlockSize answers."""
         self._lib.stub_set_occupancy(grid, block)
 
-    def set_hook(self, function) -> None:
-        """Call `function(launch)` at each launch, after it is recorded; None: no more."""
-        ffi = _ffi()
-        hook = ffi.NULL
-        if function is not None:
-            hook = ffi.callback("void(const stub_launch *)", lambda record: function(_launch(record)))
-        self._lib.stub_set_hook(hook)
-        self._hook = hook
-
     # ---- memory, contexts, addresses
 
     def allocate(self, size: int, device: int = 0) -> int:
@@ -158,10 +147,6 @@ class Stub:
         if not pointer:
             raise MemoryError(f"{size} bytes on device {device}")
         return pointer
-
-    def free(self, pointer: int) -> None:
-        if not self._lib.stub_free(pointer):
-            raise ValueError(f"no allocation begins at {pointer:#x}")
 
     def allocations(self, device: int = 0) -> int:
         return self._lib.stub_allocation_count(device)
@@ -232,36 +217,3 @@ def load(directory: str | os.PathLike[str], force: bool = False) -> Stub:
         raise StubRefused(f"this machine has a {SONAME} of its own")
     _loaded = Stub(build(directory))
     return _loaded
-
-
-def make_cubin(kernels: dict[str, list[tuple[int, int]]], shared: int = 0, registers: int = 16) -> bytes:
-    """Return a cubin without code, for the stub: its kernels by name, each with (offset, size) per parameter."""
-    sections: list[tuple[str, int, bytes, int]] = []  # name, type, content, size
-    names = list(kernels)
-    strings = b"\0" + b"".join(name.encode() + b"\0" for name in names)
-    symbols = bytes(24)
-    for i, name in enumerate(names):
-        at = strings.index(b"\0" + name.encode() + b"\0") + 1
-        symbols += struct.pack("<IBBHQQ", at, 0x12, 0x10, 1 + i, 0, 8)  # a global function, an entry
-        sections.append((f".text.{name}", 1, bytes(8), 8))
-    info = b"".join(struct.pack("<BBHII", 4, 0x2F, 8, 1 + i, registers) for i in range(len(names)))
-    sections.append((".nv.info", 0x70000000, info, len(info)))
-    for name, parameters in kernels.items():
-        info = b"".join(
-            struct.pack("<BBHIHHI", 4, 0x17, 12, 0, i, offset, size << 18)
-            for i, (offset, size) in enumerate(parameters)
-        )
-        sections.append((f".nv.info.{name}", 0x70000000, info, len(info)))
-        sections.append((f".nv.shared.{name}", 8, b"", shared))
-    link = 1 + len(sections)
-    sections += [(".strtab", 3, strings, len(strings)), (".symtab", 2, symbols, len(symbols))]
-    titles = b"\0" + b"".join(name.encode() + b"\0" for name, *_ in sections) + b".shstrtab\0"
-    sections.append((".shstrtab", 3, titles, len(titles)))
-    body, headers = b"", bytes(64)
-    for name, kind, content, size in sections:
-        at = titles.index(b"\0" + name.encode() + b"\0") + 1
-        headers += struct.pack("<IIQQQQIIQQ", at, kind, 0, 0, 64 + len(body), size, link if kind == 2 else 0, 0, 8, 0)
-        body += content + bytes(-len(content) % 8)
-    start = b"\x7fELF\2\1\1" + bytes(9)
-    fields = (2, 190, 1, 0, 0, 64 + len(body), 90, 64, 0, 0, 64, len(sections) + 1, len(sections))
-    return start + struct.pack("<HHIQQQIHHHHHH", *fields) + body + headers
