@@ -17,25 +17,21 @@ _GRID = [f"cuda.{what}.{axis}" for what in ("gridDim", "blockDim") for axis in "
 _PLACE = [f"cuda.{what}.{axis}" for what in ("blockIdx", "threadIdx") for axis in "xyz"]
 
 
-def expressions_of(arguments, names=None) -> tuple[list[str], list[str]]:
-    """What a kernel writes of its arguments, named ``a0, a1 …``: expressions for integers, and for floats."""
-    ints: list[str] = []
-    floats: list[str] = []
-    for i, value in enumerate(arguments):
-        _add(value, f"a{i}" if names is None else names[i], ints, floats)
-    return ints, floats
-
-
 def _add(value, name: str, ints: list[str], floats: list[str]) -> None:
+    """Add what a kernel writes of a value that it has by this name: expressions for integers, and for floats."""
     if isinstance(value, tuple):
         for i, item in enumerate(value):
             _add(item, f"{name}[{i}]", ints, floats)
-    elif isinstance(value, _Tensor | np.ndarray):
+        return
+    is_array, places = isinstance(value, _Tensor | np.ndarray), [name]
+    kind = (value if is_array else np.asarray(value)).dtype.kind
+    if is_array:
         ints += [f"{name}.shape[{i}]" for i in range(len(value.shape))]
-        for index in _places(value.shape):
-            _add_number(value.dtype.kind, f"{name}[{', '.join(map(str, index)) or '()'}]", ints, floats)
-    else:
-        _add_number(np.asarray(value).dtype.kind, name, ints, floats)
+        places = [f"{name}[{', '.join(map(str, index)) or '()'}]" for index in _places(value.shape)]
+    if kind == "c":
+        floats += [f"{place}.{part}" for place in places for part in ("real", "imag")]
+    else:  # "V": bfloat16
+        (ints if kind in "biu" else floats).extend(places)
 
 
 def _places(shape: tuple) -> list[tuple]:
@@ -47,22 +43,14 @@ def _places(shape: tuple) -> list[tuple]:
     return sorted({tuple([0] * len(shape)), tuple(last), *ends})
 
 
-def _add_number(kind: str, expression: str, ints: list[str], floats: list[str]) -> None:
-    if kind in "biu":
-        ints.append(expression)
-    elif kind == "c":
-        floats += [f"{expression}.real", f"{expression}.imag"]
-    else:  # "V": bfloat16
-        floats.append(expression)
-
-
 def digest_of(arguments, body: str = "", **names):
     """``(function, ints, floats)``: the Python function of such a kernel, and how many of each it writes.
 
     `body`: what every thread does first. `names`: its globals, ``cuda`` among them.
     """
-    ints, floats = expressions_of(arguments)
-    ints = [str(MAGIC), *_GRID, *ints]
+    ints, floats = [str(MAGIC), *_GRID], []
+    for i, value in enumerate(arguments):
+        _add(value, f"a{i}", ints, floats)
     parameters = [*(f"a{i}" for i in range(len(arguments))), "ints", "floats"]
     lines = [f"def digest({', '.join(parameters)}):", *([f"    {body}"] if body else []), f"    if {' + '.join(_PLACE)} == 0:"]
     lines += [f"        ints[{i}] = {expression}" for i, expression in enumerate(ints)]
@@ -91,12 +79,9 @@ def words_of(package, array) -> list[int]:
 
 
 # ---- whether two launches are the same --------------------------------------------------------------------------------
-COMPARED = ("grid", "block", "cluster", "shared", "stream", "cooperative", "context", "device", "offsets", "parameters",
-            "packed")  # fmt: skip
-
-
 def what_is_launched(launch) -> dict:
-    return {name: getattr(launch, name) for name in COMPARED}
+    """All but the compiled kernel, the thread and the driver's function."""
+    return {name: value for name, value in launch._asdict().items() if name not in ("api", "function", "name", "graph", "thread")}
 
 
 def numbers_of(launch) -> list[int]:

@@ -183,7 +183,6 @@ def test_arguments(record, package, name):
 
 @both_packages
 def test_an_int_beyond_int64(record, package):
-    """uint64, as numba-cuda has it; numba-cuda-mlir's own launch refuses it with OverflowError."""
     if package.__name__ == "numba.cuda":
         check(record, package, [2**63])
     kernel = kernel_of(package, 1)
@@ -228,7 +227,6 @@ def test_configurations(record, package):
 
 @both_packages
 def test_configurations_of_other_types_and_lists(record, package):
-    """The packages themselves want ints and tuples."""
     kernel = kernel_of(package, 0)
     kernel[[np.int32(7), 5], [np.uint8(32), True], None, np.int64(16)]()
     launch = record.launches[-1]

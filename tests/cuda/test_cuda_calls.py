@@ -191,7 +191,6 @@ def test_what_a_declared_signature_does_not_take(record, package, mixed, x):
 
 @both_packages
 def test_layouts_of_declared_arrays(record, package):
-    """What "C" says is relied on by the kernel."""
     c, f, a = (kernel_of(package, 1, signature=f"void(float32[{what}])")[1, 1] for what in (":,::1", "::1,:", ":,:"))
     makers = [
         lambda strides: DeviceTensor((3, 4), "float32", strides, data=address(package)),
@@ -321,7 +320,6 @@ def test_where_no_block_can_run(stub, package, x, monkeypatch, shared):
 
 @pytest.mark.parametrize("shared", [48 * 1024, 48 * 1024 + 1])
 def test_dynamic_shared_memory(stub, package, x, shared):
-    """More than 48 KiB has to be asked for, once."""
     launcher = kernel_of(package, 1)[1, 32, None, shared]
     stub.set_trace(True)
     launch_cached(launcher, x)
@@ -482,7 +480,6 @@ def test_pickling(record, package):
 
 @both_packages
 def test_the_disk_cache(package, tmp_path):
-    """A second process compiles nothing."""
     source = f"""
         from {package.__name__} import jit
         from fastexchange import fast_args

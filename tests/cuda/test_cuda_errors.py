@@ -142,7 +142,6 @@ TASKS = [2**31, 2**31 + 5, 2**32, 2**32 + 5, 2**40, 2**41, 2**41 + 1, 2**63, 2**
 
 
 def test_configurations_beyond_the_limits(record, kernels):
-    """And more tasks than a grid has blocks of one thread."""
     x = DeviceTensor((4,))
     both_ways(lambda: kernels[1][1, 32](x))
     both_ways(lambda: kernels[1].forall(10, 1)(x))
@@ -235,7 +234,6 @@ _NO_LAUNCHES = "native code makes no launches here, so use the dispatcher: the l
 
 @pytest.mark.both_packages
 def test_where_the_driver_reports_other_parameters(package):
-    """Such launches are the package's own, and ``explain`` says so."""
     assert run_package(_OTHER_PARAMETERS, package) == "4 0 True\n" * 4 + "4 3 False\n"
 
 
@@ -284,7 +282,6 @@ assert fast_args(lambda x: x + 1)(1) == 2
 
 @pytest.mark.skipif(real_driver(), reason=f"there is a {SONAME}")
 def test_without_a_driver():
-    """The same error each time, which names the driver."""
     names = list(filter(is_installed, PACKAGES))
     said = set(run_python(f"NAMES = {names}\n{_NO_DRIVER}").stdout.splitlines())
     assert len(said) == len(names) and {line.split()[0] for line in said} == set(names), said

@@ -195,7 +195,6 @@ def test_the_packages_own_launches(package, copy, torch):
 
 @gpu
 def test_cooperative_launches(package, torch):
-    """All blocks wait for each other: each sees what the others have written before."""
     blocks = 16
 
     def total(x, out):
@@ -242,14 +241,12 @@ def test_more_than_48_kib_of_dynamic_shared_memory(package, tensors):
 # ---- order -----------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def pair(torch):
-    """Two tensors, with which a launch takes a while."""
     x, out = (torch.zeros(1 << 16, device="cuda") for _ in range(2))
     torch.cuda.synchronize()
     return x, out
 
 
 def fill_late(torch, stream, x, number) -> None:
-    """Fill `x` on a stream, after a while: what does not wait for it is too early."""
     with torch.cuda.stream(stream):
         torch.cuda._sleep(CYCLES)
         x.fill_(number)
@@ -292,7 +289,6 @@ STREAMS = {
 @gpu
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_launch_is_after_the_work_of_its_stream(copy, torch, pair, name):
-    """Anywhere else it would be too early."""
     current, launch, waited = STREAMS[name]
     (x, out), streams = pair, {"side": torch.cuda.Stream(), "other": torch.cuda.Stream()}
     for number in range(1, 8):
@@ -356,7 +352,6 @@ def test_producers_on_different_streams_are_ordered(package, torch):
 
 @gpu
 def test_graphs(copy, torch):
-    """Launches, and bound ones, are captured by ``torch.cuda.graph`` and replayed."""
     x, between, out = (torch.zeros(1000, device="cuda") for _ in range(3))
     launcher = copy[8, 128]
     for _ in range(4):
@@ -433,7 +428,6 @@ def test_another_device(copy, torch):
 
 
 def test_a_launch_that_the_driver_refuses(copy, tensors):
-    """It is an error that says so, and the next launch works."""
     x, out = tensors(3), tensors()
     for _ in range(3):
         with pytest.raises(CudaError, match=r"copy\(\) was not launched .*4096.*CUDA_ERROR_INVALID_VALUE") as caught:
@@ -481,7 +475,6 @@ def test_a_kernel_that_breaks_the_context(package, torch):
 
 # ---- many ------------------------------------------------------------------------------------------------------------
 def test_soak(package, tensors, stub_or_none, record_property):
-    """Launches of changing kinds: each runs once and in order, and neither references nor memory grow."""
     launches = 100_000 if stub_or_none is None else 8_000
 
     def count(total, x, scalar):
@@ -528,7 +521,6 @@ SANITIZED = "repository or shared_memory or threads"
 
 @gpu
 def test_under_compute_sanitizer(torch):
-    """Some of these tests once more, under a tool that looks at every access of a kernel."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         pytest.skip("compute-sanitizer is not installed")

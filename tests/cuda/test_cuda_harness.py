@@ -25,16 +25,14 @@ HERE = Path(__file__).parent
 @pytest.mark.both_packages
 def test_the_recorder_sees_what_the_stub_records(stub, package):
     """Of launches of every way, also what is captured; and nothing once it has left its place."""
-    x = DeviceTensor((3, 4), "complex64", (8, 2), data=address(package))
-    arguments = (np.int8(1), x, (2.5, True), 1j)
+    arguments = (np.int8(1), DeviceTensor((3, 4), "complex64", (8, 2), data=address(package)), (2.5, True), 1j)
     kernel, stream, bindings = kernel_of(package, 4), package.stream(), driver().bindings
+    configurations = [(3, 64), ((2, 3, 4), (8, 4, 2), stream, 100), (1, 32, None, 100_000), (1, 32, 1)]
+    configurations += [((4, 2), 32, None, 0, (2, 1))] * (package.__name__ != "numba.cuda")
 
     def synchronises(a):
         package.cg.this_grid().sync()
 
-    configurations = [(3, 64), ((2, 3, 4), (8, 4, 2), stream, 100), (1, 32, None, 100_000), (1, 32, 1)]
-    if package.__name__ != "numba.cuda":
-        configurations.append(((4, 2), 32, None, 0, (2, 1)))
     with Recorder() as recorder:
         for configuration in configurations:
             for _ in range(4):
@@ -46,8 +44,6 @@ def test_the_recorder_sees_what_the_stub_records(stub, package):
             kernel[0, 32](*arguments)
         assert len(recorder.launches) == 5 * len(configurations) + 2
         assert recorder.launches == [launch._replace(name="") for launch in stub.launches]
-        assert recorder.current_context() == stub.current_context()
-        assert recorder.primary_context(1) == stub.primary_context(1)
         before = stub.allocations()
         recorder.allocate(100)
         assert stub.allocations() == before + 1
@@ -64,7 +60,6 @@ def test_the_recorder_sees_what_the_stub_records(stub, package):
 
 @pytest.mark.both_packages
 def test_digests_are_compiled_by_both_packages(stub, package):
-    """Of every element type and every kind of number, alone and in tuples."""
     at = address(package)
     arrays = [DeviceTensor(shape, dtype, data=at) for dtype in DTYPES for shape in ((), (2,))]
     x = DeviceTensor((0, 3), "float32", data=at)
@@ -114,7 +109,6 @@ def array(dtype, *shape):
 
 
 def test_digests_tell_every_argument():
-    """Whatever changes in one, something else is written."""
     arguments = (
         1, 2.5, True, 3j, np.int8(4), np.uint64(5), np.float32(6), np.complex64(7),
         *(array(dtype, 2, 3) for dtype in ("i1", "u8", "f2", "f4", "f8", "c8", "c16")), array("f4"), array("i8", 0, 3),

@@ -37,8 +37,6 @@ class Pair(tuple):
 
 
 class Both(ArrayInterface):
-    """Has ``__dlpack__``, too."""
-
     def __init__(self, stub, **lies):
         super().__init__(stub, **lies)
         self.exports = Exports(Ledger())
@@ -138,7 +136,6 @@ ODD = {ValueError: ValueError, AttributeError: ValueError, KeyboardInterrupt: Ke
 
 @pytest.mark.parametrize("odd", ODD)
 def test_an_interface_that_is_odd(stub, kernels, odd):
-    """It raises, or is no dict of the usual type."""
     value = Odd(stub)
     said = value.said
     assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == NATIVE

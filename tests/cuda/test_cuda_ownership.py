@@ -27,7 +27,6 @@ def company(record, package, size: int) -> list:
 
 
 def lenders(record, package, size: int) -> list:
-    """Arguments that cache entries read."""
     return [(DeviceTensor((3,), data=address(package) + 64 * i), 300 + i)[i % 4 == 3] for i in range(size)]
 
 
@@ -96,7 +95,6 @@ CULPRITS = {  # test_cuda_refusals.py has more of them, each alone and beside on
 @pytest.mark.parametrize("warm", [False, True])
 @each_kind
 def test_refusals(record, package, kind, warm):
-    """Whichever argument is to blame, the first, the middle or the last one."""
     arguments, launcher = kind(record, package, 8), kernel_of(package, 8)[1, 32]
     given = launcher.kernel[1, 32, 0]
     for _ in range(4 * warm):
@@ -150,8 +148,12 @@ def test_what_is_freed(package):
     class Mine(DeviceTensor):
         __slots__ = ()
 
-    kernel = kernel_of(package, 2)
-    launcher = kernel[1, 32]
+    class Stream:
+        def __cuda_stream__(self):
+            return 0, 2
+
+    kernel, stream = kernel_of(package, 2), Stream()
+    launcher, given = kernel[1, 32], kernel[1, 32, stream]
     x, array = Mine((3,), data=address(package)), device_array(package, DeviceTensor((3,), data=address(package)))
     launch_cached(launcher, x, 1)
     launcher(array, 1)
@@ -159,7 +161,10 @@ def test_what_is_freed(package):
     launch = launcher.bind(x, array)
     forall = kernel.forall(10)
     forall(x, 1)
-    references = [weakref.ref(each) for each in (kernel, launcher, x, array, launch, forall)]
-    del kernel, launcher, x, array, launch, forall, Mine
+    alive, *references = [weakref.ref(each) for each in (stream, kernel, launcher, x, array, launch, forall)]
+    del stream
     gc.collect()
-    assert [reference() for reference in references] == [None] * 6
+    assert alive() is not None, "it lives as long as its launcher"
+    del kernel, launcher, x, array, launch, forall, given, Mine
+    gc.collect()
+    assert [reference() for reference in (alive, *references)] == [None] * 7

@@ -14,8 +14,6 @@ from fastexchange.cuda.driver import driver
 
 
 class World:
-    """Two frameworks that work on streams of their own, arrays and exports; `streams` by their names and device."""
-
     def __init__(self, stub, package):
         self.stub, self.ledger = stub, Ledger()
         self.pinned, self.managed = package.pinned_array(4, np.float32), package.managed_array(4, np.float32)
@@ -148,7 +146,6 @@ def test_where_a_launch_goes(stub, kernels, world, name):
 
 
 def test_the_tensors_are_asked_in_each_launch(stub, kernels, world):
-    """For their device and stream; by bound launches, too."""
     bound = kernels[1][1, 32].bind(DeviceTensor((4,)))
     for i in range(24):
         device = 0 if i < 12 else i % 3
@@ -208,7 +205,6 @@ def new_context(device: int):
 
 
 def test_a_context_that_is_not_primary(stub, kernels):
-    """Launches are in the device's primary context, where the packages load their kernels, whatever is current."""
     for device in (0, 1):
         context = new_context(device)
         try:

@@ -26,7 +26,6 @@ both_packages = pytest.mark.both_packages
 
 
 def launched(record, kernel, *arguments) -> list[int]:
-    """The parameters of one launch."""
     record.clear()
     kernel[2, 32](*arguments)
     (launch,) = record.launches
@@ -214,7 +213,6 @@ CHANGES = [
 
 
 def test_a_tensor_that_changes(stub, kernels):
-    """Each launch has what the tensor is then, or is refused; after both, the cache entry is still right."""
     x = DeviceTensor((4, 4))
     both_ways(lambda: kernels[1][2, 32](x))
     original, expected = ffi.new("DLTensor *", x._managed.dl_tensor), launched(stub, kernels[1], x)

@@ -16,8 +16,6 @@ from made_producers import Dunder, Ledger, Tabled, capsule, export_versioned
 
 
 class _Gives(Exports):
-    """Whose export is what `give` says."""
-
     def __init__(self, ledger, give):
         super().__init__(ledger)
         self.give = give
@@ -190,7 +188,6 @@ def test_it_is_refused(record, package, kernels, name):
 
 @pytest.mark.parametrize("buffer", [stdlib_array.array("f", [1, 2]), memoryview(bytearray(8)), b"12"])
 def test_buffers_are_memory_of_the_host(record, kernels, buffer):
-    """The packages take none either."""
     is_refused(lambda: kernels[1][1, 32](buffer), BufferError, "kDLCPU")
     assert not record.launches
 

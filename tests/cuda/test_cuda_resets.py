@@ -128,7 +128,6 @@ def by_the_driver():
 
 
 def by_the_other_package():
-    """The context is the device's, whoever uses it."""
     (other,) = (importlib.import_module(name) for name in PACKAGES if name != cuda.__name__)
     other.current_context()
     fast = kernel(1)[1, 32]

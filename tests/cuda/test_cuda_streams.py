@@ -1,25 +1,20 @@
 """Streams that are given, producers that cannot tell theirs, and which calls a launch makes. Where it goes: test_cuda_places."""
 
 import ctypes
-import gc
-import importlib.util
+import importlib
 import sys
-import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from cuda_producers import FAILURES, FailingTensor, both_ways, new_stream, traced
 from cuda_tensors import DeviceTensor, OtherTensor
-from stub_processes import run_package
+from stub_processes import PACKAGES, is_installed, run_package
 
-from fastexchange import fast_args
 from fastexchange.cuda.driver import driver
 
 
 class _Says:
-    """A stream whose ``__cuda_stream__`` says this."""
-
     def __init__(self, said):
         self.said = said
 
@@ -27,29 +22,25 @@ class _Says:
         return self.said
 
 
-def _method(handle):
-    return _Says((0, handle))
-
-
 class _Property(_Says):
-    __cuda_stream__ = property(lambda self: (0, self.said))
+    __cuda_stream__ = property(lambda self: self.said)
 
 
 def _torch(handle):
     return SimpleNamespace(cuda_stream=handle)
 
 
-def _numba(handle):
-    if importlib.util.find_spec("numba_cuda") is None:  # the numba.cuda in Numba itself is another
-        pytest.skip("numba-cuda is not installed")
-    from numba import cuda
-
-    return cuda.external_stream(handle)
+def _of(package: str):
+    """Of the package, whose numba.cuda is another than that in Numba itself."""
+    (module,) = (name for name, installed in PACKAGES.items() if installed == package)
+    if not is_installed(module):
+        pytest.skip(f"{package} is not installed")
+    return importlib.import_module(module).external_stream
 
 
 KINDS = {
-    "__cuda_stream__": _method,
-    "__cuda_stream__, a property": _Property,
+    "__cuda_stream__": lambda handle: _Says((0, handle)),
+    "__cuda_stream__, a property": lambda handle: _Property((0, handle)),
     "torch": _torch,
     "cupy": lambda handle: SimpleNamespace(ptr=handle),
     "int": int,
@@ -58,16 +49,15 @@ KINDS = {
     "c_void_p": ctypes.c_void_p,
     "handle, a c_void_p": lambda handle: SimpleNamespace(handle=ctypes.c_void_p(handle)),
     "cuda.core": lambda handle: pytest.importorskip("cuda.core").Stream.from_handle(handle),
-    "numba-cuda": _numba,
-    "numba-cuda-mlir": lambda handle: pytest.importorskip("numba_cuda_mlir.cuda").external_stream(handle),
+    **{package: lambda handle, package=package: _of(package)(handle) for package in PACKAGES.values()},
 }
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_that_is_given_wins(stub, kernels, kind):
     handle = new_stream()
     DeviceTensor.streams[0] = OtherTensor.streams[0] = new_stream()
-    stream = kind(handle)
+    stream = KINDS[kind](handle)
     kernels[1][1, 32, stream](DeviceTensor((4,)))
     both_ways(lambda: kernels[2][1, 32, stream](DeviceTensor((4,)), OtherTensor((4,))))
     kernels[1].forall(5, 0, stream)(DeviceTensor((4,)))
@@ -81,7 +71,7 @@ def test_a_stream_that_is_given_wins(stub, kernels, kind):
 def test_default_streams_can_be_given(record, kernels, package, handle):
     DeviceTensor.streams[0] = new_stream()
     made = [package.default_stream, package.legacy_default_stream, package.per_thread_default_stream][handle]()
-    for stream in (handle, made, _torch(handle), _method(handle), ctypes.c_void_p(handle)):
+    for stream in (handle, made, _torch(handle), _Says((0, handle)), ctypes.c_void_p(handle)):
         kernels[1][1, 32, stream](DeviceTensor((4,)))
         assert record.launches[-1].stream == handle
 
@@ -133,27 +123,18 @@ def test_where_each_thread_has_a_default_stream_of_its_own(package):
     assert lines[4:] == ["cuEventRecord 2", "cuStreamWaitEvent 1", "cuLaunchKernel 0", "cuEventRecord 1", "cuStreamWaitEvent 2"]
 
 
-BAD = [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _method(-1), _torch("x"), _torch(1.0)]
-NO_PROTOCOL = [((1, 0), "version 1, only version 0"), (3, r"is .*, not \(0, handle\)"), ((0, 1, 2), r"is .*, not \(0, handle\)")]
+BAD = {
+    "(stream|handle)": [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _Says((0, -1)),
+                        _torch("x"), _torch(1.0)],
+    "version 1, only version 0": [_Says((1, 0))], r"is .*, not \(0, handle\)": [_Says(3), _Says((0, 1, 2))],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("stream, message", [(stream, "(stream|handle)") for stream in BAD]
-                         + [(_Says(said), message) for said, message in NO_PROTOCOL])  # fmt: skip
-def test_what_is_no_stream_is_refused(kernels, stream, message):
-    with pytest.raises((TypeError, ValueError), match=rf"one\[\.\.\.\]: .*{message}"):
-        kernels[1][2, 32, stream]
-
-
-def test_a_stream_lives_as_long_as_its_launcher(package):
-    kernel, stream = fast_args(package.jit(lambda: None)), _method(2)
-    alive = weakref.ref(stream)
-    launcher = kernel[1, 32, stream]
-    del stream
-    gc.collect()
-    assert alive() is not None
-    del launcher, kernel
-    gc.collect()
-    assert alive() is None
+@pytest.mark.parametrize("message", BAD)
+def test_what_is_no_stream_is_refused(kernels, message):
+    for stream in BAD[message]:
+        with pytest.raises((TypeError, ValueError), match=rf"one\[\.\.\.\]: .*{message}"):
+            kernels[1][2, 32, stream]
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)

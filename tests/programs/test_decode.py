@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::numba.core.e
 
 @pytest.fixture
 def decode(perf):
-    """The program as a module. What it changes in this process is changed back."""
     threads = torch.get_num_threads(), numba.get_num_threads()
     yield perf("decode")
     torch.set_num_threads(threads[0])
@@ -41,8 +40,6 @@ def test_all_variants_agree(decode, tmp_path, capsys):
 
 @pytest.fixture
 def wrong_of_decoding(decode, monkeypatch, capsys):
-    """A function: what the program finds that does not agree when it decodes."""
-
     def found():
         monkeypatch.setattr(decode, "measure_training", lambda *arguments: ([], []))
         monkeypatch.setattr(decode, "measure_compiled", lambda *arguments: ([], []))

@@ -55,7 +55,6 @@ def test_nearest(dtype, result, layout):
 
 @pytest.mark.parametrize("farthest_first", [False, True])
 def test_nearest_of_equal_distances_in_order(farthest_first):
-    """Points of a small grid, many at equal distances."""
     points = np.random.default_rng(0).integers(-2, 3, (700, 2)).astype(np.float32)
     y = points[np.argsort(-np.hypot(*points.T), kind="stable")] if farthest_first else points
     check_nearest(points[:3].copy(), y, 40, np.float32)

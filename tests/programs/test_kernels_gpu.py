@@ -16,7 +16,6 @@ PACKAGES = [name for name in ("numba.cuda", "numba_cuda_mlir.cuda") if importlib
 
 
 def made(package):
-    """The kernels, compiled by this package when they are launched."""
     cuda = importlib.import_module(package)
     return (importlib.import_module(f"kernels.gpu.{name}").make(cuda) for name in NAMES)
 

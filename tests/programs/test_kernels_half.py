@@ -39,7 +39,6 @@ def normal(dtype, *shape, seed=0):
 
 
 def strided(x):
-    """The same values at every third element of memory that is NaN elsewhere."""
     wide = torch.full((*x.shape[:-1], 3 * x.shape[-1] + 1), NAN, dtype=x.dtype)
     view = wide[..., 1::3]
     view.copy_(x)
@@ -197,7 +196,6 @@ def test_cross_entropy(dtype):
 
 @each_half
 def test_sampling(dtype):
-    """The tokens of the same logits in float32."""
     logits, u = 3 * normal(dtype, 9, 2000), torch.rand(9, dtype=torch.float64)
     for k, p in [(20, 1.0), (2000, 0.9), (500, 0.5)]:
         assert torch.equal(sample(logits, k, p, 0.7, u), sample(logits.float(), k, p, 0.7, u))

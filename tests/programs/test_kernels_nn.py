@@ -134,7 +134,6 @@ def test_layer_norm_of_values_far_from_zero(dtype, layout, mean):
 
 # ---- rotary ----
 def rotary_oracle(x, cos, sin, start, interleaved):
-    """As a product of complex numbers."""
     positions, pairs = x.shape[2], x.shape[3] // 2
     left, right = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(pairs), slice(pairs, None))
     turned = (x[..., left] + 1j * x[..., right]) * (cos + 1j * sin)[start : start + positions]

@@ -88,7 +88,6 @@ def test_is_stored_as_it_ran_and_clean(path: Path):
 # ---- what is drawn, of made-up samples ---------------------------------------------------------------------------------
 @pytest.fixture
 def shared(monkeypatch):
-    """What the notebooks share, as a module."""
     importlib.import_module("matplotlib").use("agg")
     monkeypatch.syspath_prepend(str(run.HERE))
     with plt.rc_context():

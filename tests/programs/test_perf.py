@@ -21,16 +21,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="perf/flo
 
 
 def scattered(median: float, spread: float = 1.0) -> Samples:
-    """With this median and this interquartile range."""
     return Samples(np.array([median - spread, median - spread / 2, median, median + spread / 2, median + spread], float))
-
-
-def document_of(file: Path, *command: str) -> dict:
-    """What a program of ``perf/`` writes into `file`, in a process of its own."""
-    command = [sys.executable, str(PERF / command[0]), *command[1:], "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(file.read_text()) | {"printed": done.stdout}
 
 
 # ---- what the repository shows ---------------------------------------------------------------------------------------
@@ -170,7 +161,6 @@ def test_hand_written_c_refuses_what_it_was_not_written_for(perf):
 @pytest.mark.slow
 @needs_compiler
 def test_every_row_runs(perf):
-    """Each statement, once."""
     groups = perf("rows").groups()
     rows = {row.key: row for group in groups for row in group.rows}
     assert len(rows) == sum(len(group.rows) for group in groups)
@@ -194,24 +184,26 @@ def test_every_row_of_16_bits_runs_and_its_sides_agree(perf, monkeypatch):
             torch.testing.assert_close(*results, rtol=0.02, atol=0.05)
 
 
-@pytest.mark.slow
-@needs_compiler
-def test_processes_say_what_they_measured(tmp_path):
-    """A section that takes some seconds, in a new process, as the command runs it."""
-    document = document_of(tmp_path / "run.json", "run.py", "--quick", "--only", "import", "--only", "threads")
-    keys = {row["key"] for row in document["results"]}
-    assert {"import/numba", "import/fastexchange", "threads/long/numpy/nogil/2"} <= keys
-    assert all(row["label"] and row["median_ns"] > 0 for row in document["results"])
-    assert set(document["seconds"]) == {"import", "threads"}
-    assert document["machine"]["packages"]["fastexchange"] and "not measured" in document["printed"]
+FIRST = {f"first/{name}" for name in ("nothing", "kernel", "kernel/elapsed", "imports", "imports/elapsed")}
+IMPORTS = {"import/numba", "import/fastexchange", "threads/long/numpy/nogil/2"}
 
 
 @pytest.mark.slow
-def test_first_calls_in_new_processes_are_measured(tmp_path):
-    """The part of ``perf/scale.py`` that needs no engine and no long compilation."""
-    document = document_of(tmp_path / "run.json", "scale.py", "--quick", "--only", "first")
-    keys = {row["key"] for row in document["results"]}
-    assert keys == {f"first/{name}" for name in ("nothing", "kernel", "kernel/elapsed", "imports", "imports/elapsed")}
+@pytest.mark.parametrize("program, sections, keys", [
+    pytest.param("run.py", ["import", "threads"], IMPORTS, marks=needs_compiler), ("scale.py", ["first"], FIRST),
+])  # fmt: skip
+def test_processes_say_what_they_measured(tmp_path, program, sections, keys):
+    """Sections that take some seconds, in a new process, as the command runs them."""
+    file, only = tmp_path / "run.json", [word for section in sections for word in ("--only", section)]
+    command = [sys.executable, str(PERF / program), "--quick", *only, "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert keys <= {row["key"] for row in document["results"]}
     assert all(row["label"] and row["median_ns"] > 0 for row in document["results"])
-    first, imports = document["targets"]
-    assert first["must_be"].startswith("≤ 30 ms") and imports["met"] is None
+    if program == "run.py":
+        assert set(document["seconds"]) == set(sections) and "not measured" in done.stdout
+        assert document["machine"]["packages"]["fastexchange"]
+    else:
+        first, imports = document["targets"]
+        assert first["must_be"].startswith("≤ 30 ms") and imports["met"] is None
