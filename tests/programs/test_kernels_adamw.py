@@ -88,17 +88,6 @@ def test_a_parameter_that_stands_twice_is_updated_twice():
     np.testing.assert_array_equal(twice, once)
 
 
-def test_bound():
-    lists = [[random(64, np.float64, seed), random(9, np.float64, seed)] for seed in (0, 1)]
-    lists += [[np.zeros(64), np.zeros(9)] for _ in range(2)]
-    expected = oracle(lists[0], *lists[2:], [lists[1]], NUMBERS)
-    launch = adamw_step.bind(*lists, 1, *NUMBERS)
-    launch()
-    for array, like in zip([*lists[0], *lists[2], *lists[3]], expected, strict=True):
-        np.testing.assert_allclose(array, like, rtol=1e-14, atol=1e-14)
-    launch.rebind(step=2)
-
-
 @needs_torch
 def test_the_optimiser_trains_as_pytorchs_does():
     torch.manual_seed(0)
