@@ -80,6 +80,7 @@ def stub_or_none():
     yield STUB
     STUB.set_trace(False)
     STUB.set_fast(False)
+    STUB.set_occupancy(264, 256)
     STUB.reset()
 
 

@@ -157,18 +157,6 @@ def test_the_tensors_are_asked_in_each_launch(stub, kernels, world):
             assert stub.launches[-1].stream == stream
 
 
-def test_events_are_destroyed_and_only_made_where_streams_differ(stub, kernels, world):
-    x, y = world.mine(), world.other()
-    for _ in range(4):
-        with traced(stub) as calls:
-            kernels[2][1, 32](x, y)
-        assert calls.count("cuEventCreate") == calls.count("cuEventDestroy") == 2
-    OtherTensor.streams[0] = DeviceTensor.streams[0]
-    stub.clear()
-    kernels[2][1, 32](x, y)
-    check_order(stub, DeviceTensor.streams[0], [])
-
-
 ONE, OTHER = ("mine", 0), ("other's", 0)
 PAIRS = [  # an interface's stream, one that is given or a tensor's, and whether they are the same
     (ONE, ONE, True), (1, 0, True), (1, 1, True), (None, ONE, True), (2, 2, True),

@@ -40,17 +40,13 @@ def _of(package: str):
 
 KINDS = {
     "__cuda_stream__": lambda handle: _Says((0, handle)),
-    "__cuda_stream__, a property": lambda handle: _Property((0, handle)),
-    "torch": _torch,
-    "cupy": lambda handle: SimpleNamespace(ptr=handle),
-    "int": int,
-    "numpy int": np.int64,
-    "CUstream": lambda handle: driver().bindings.CUstream(handle),
-    "c_void_p": ctypes.c_void_p,
+    "__cuda_stream__, a property": lambda handle: _Property((0, handle)), "torch": _torch,
+    "cupy": lambda handle: SimpleNamespace(ptr=handle), "int": int, "numpy int": np.int64,
+    "CUstream": lambda handle: driver().bindings.CUstream(handle), "c_void_p": ctypes.c_void_p,
     "handle, a c_void_p": lambda handle: SimpleNamespace(handle=ctypes.c_void_p(handle)),
     "cuda.core": lambda handle: pytest.importorskip("cuda.core").Stream.from_handle(handle),
     **{package: lambda handle, package=package: _of(package)(handle) for package in PACKAGES.values()},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,14 +177,11 @@ def test_a_launch_on_a_capturing_stream_is_captured(stub, kernels):
 
 
 STEADY = {
-    "general": lambda kernel, x: kernel[1, 32](x=x),
-    "fast": lambda kernel, x: kernel[1, 32](x),
-    "given": lambda kernel, x: kernel[1, 32, 2](x),
-    "forall": lambda kernel, x: kernel.forall(1000)(x),
+    "general": lambda kernel, x: kernel[1, 32](x=x), "fast": lambda kernel, x: kernel[1, 32](x),
+    "given": lambda kernel, x: kernel[1, 32, 2](x), "forall": lambda kernel, x: kernel.forall(1000)(x),
     "large shared": lambda kernel, x: kernel[1, 32, None, 100_000](x),
-    "a number": lambda kernel, x: kernel[1, 32](2.0),
-    "bound": None,
-}
+    "a number": lambda kernel, x: kernel[1, 32](2.0), "bound": None,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STEADY)

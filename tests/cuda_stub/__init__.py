@@ -62,12 +62,11 @@ def _launch(record) -> Launch:
     packed = _ffi().buffer(record.bytes, record.size)[:]
     spans = [(record.parameters[i].offset, record.parameters[i].size) for i in range(record.parameter_count)]
     parameters = tuple(packed[offset : offset + size] for offset, size in spans)
-    said = [_plain(getattr(record, name)) for name in _SAID]
-    return Launch(*said, tuple(offset for offset, _ in spans), parameters, packed)
+    return Launch(*_fields(record, _SAID), tuple(offset for offset, _ in spans), parameters, packed)
 
 
-def _entry(record) -> Entry:
-    return Entry(*[_plain(getattr(record, name)) for name in Entry._fields])
+def _fields(record, names) -> list:
+    return [_plain(getattr(record, name)) for name in names]
 
 
 class Stub:
@@ -91,7 +90,7 @@ class Stub:
     @property
     def log(self) -> list[Entry]:
         """Launches, copies, fills, records, waits and synchronisations, in the order of the calls that succeeded."""
-        return [_entry(self._lib.stub_entry_at(i)) for i in range(self._lib.stub_entry_count())]
+        return [Entry(*_fields(self._lib.stub_entry_at(i), Entry._fields)) for i in range(self._lib.stub_entry_count())]
 
     @property
     def trace(self) -> list[str]:
@@ -170,28 +169,23 @@ def real_driver() -> bool:
     return subprocess.run([sys.executable, "-S", "-c", code], capture_output=True).returncode == 0
 
 
-_built: bytes | None = None
+@functools.cache
+def _compiled() -> bytes:
+    """The file of the stub: a process compiles it once."""
+    options = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *WARNINGS, f"-Wl,-soname,{SONAME}", "-pthread"]
+    with tempfile.TemporaryDirectory() as directory:
+        command = [os.environ.get("CC", "cc"), *options, "-o", f"{directory}/{SONAME}", str(HERE / "libcuda.c")]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        return Path(directory, SONAME).read_bytes()
 
 
 def build(directory: str | os.PathLike[str]) -> Path:
-    """Build the stub in `directory`, unless it is there already, and return its path. A process compiles it once."""
-    global _built
+    """Put the stub into `directory`, unless it is there already, and return its path."""
     path = Path(directory) / SONAME
-    if path.exists():
-        return path
-    with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        made = Path(scratch) / SONAME
-        if _built is None:
-            subprocess.run(
-                [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *WARNINGS,
-                 f"-Wl,-soname,{SONAME}", "-o", str(made), str(HERE / "libcuda.c"), "-pthread"],
-                check=True, capture_output=True, text=True,
-            )
-            _built = made.read_bytes()
-        else:
-            made.write_bytes(_built)
-            made.chmod(0o755)
-        made.replace(path)
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:  # nobody sees half of it
+            Path(scratch, SONAME).write_bytes(_compiled())
+            Path(scratch, SONAME).replace(path)
     return path
 
 

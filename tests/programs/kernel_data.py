@@ -35,11 +35,9 @@ def strided(array):
 
 
 CASES = [
-    (np.float32, contiguous, np.float32, contiguous),
-    (np.float64, strided, np.float64, strided),
-    (np.int32, transposed, np.float32, contiguous),
-    (np.float32, contiguous, np.float64, transposed),
-]
+    (np.float32, contiguous, np.float32, contiguous), (np.float64, strided, np.float64, strided),
+    (np.int32, transposed, np.float32, contiguous), (np.float32, contiguous, np.float64, transposed),
+]  # fmt: skip
 """Element type and layout of an input, and of an output. Every one of both, and not every pair: each is a compilation."""
 
 

@@ -41,11 +41,9 @@ def test_exclusive_scan_of_nan_and_infinities(size):
 # ---- segments ----
 # a kernel, its `initial`, how NumPy reduces, what becomes of no element
 REDUCTIONS = {
-    "sum": (segment_sum, (), np.add.reduce, 0),
-    "mean": (segment_mean, (), np.mean, NAN),
-    "max": (segment_max, (-100,), np.max, -100),
-    "min": (segment_min, (100,), np.min, 100),
-}
+    "sum": (segment_sum, (), np.add.reduce, 0), "mean": (segment_mean, (), np.mean, NAN),
+    "max": (segment_max, (-100,), np.max, -100), "min": (segment_min, (100,), np.min, 100),
+}  # fmt: skip
 
 
 def segments_oracle(name, x, offsets):
