@@ -4,6 +4,7 @@ For the latter a kernel's source is made of the arguments. One thread writes int
 after them: the launch's grid and block; of each array its extents and some elements; each number; of each tuple its items.
 """
 
+import functools
 import math
 
 import cuda_stub
@@ -43,7 +44,7 @@ def _places(shape: tuple) -> list[tuple]:
     return sorted({tuple([0] * len(shape)), tuple(last), *ends})
 
 
-def digest_of(arguments, body: str = "", **names):
+def digest_of(arguments, body: str = "pass", **names):
     """``(function, ints, floats)``: the Python function of such a kernel, and how many of each it writes.
 
     `body`: what every thread does first. `names`: its globals, ``cuda`` among them.
@@ -52,7 +53,7 @@ def digest_of(arguments, body: str = "", **names):
     for i, value in enumerate(arguments):
         _add(value, f"a{i}", ints, floats)
     parameters = [*(f"a{i}" for i in range(len(arguments))), "ints", "floats"]
-    lines = [f"def digest({', '.join(parameters)}):", *([f"    {body}"] if body else []), f"    if {' + '.join(_PLACE)} == 0:"]
+    lines = [f"def digest({', '.join(parameters)}):", f"    {body}", f"    if {' + '.join(_PLACE)} == 0:"]
     lines += [f"        ints[{i}] = {expression}" for i, expression in enumerate(ints)]
     lines += [f"        floats[{i}] = {expression}" for i, expression in enumerate(floats)]
     namespace = dict(names)
@@ -89,53 +90,27 @@ def numbers_of(launch) -> list[int]:
     return [int.from_bytes(parameter, "little", signed=True) for parameter in launch.parameters]
 
 
-class Recorded:
-    """Launches of a kernel without code, as the driver stub has recorded them: compared byte for byte.
+def launches_of(record, package, arguments, body="pass", **options):
+    """``(arguments, dispatcher, seen)``: what compares launches with these arguments, and some more where there is no stub.
 
-    `arguments`: those of the launches.
+    `dispatcher` makes a new one, of the package's own; `seen`: what the last launch was, as the stub has recorded it, byte for
+    byte, of a kernel without code; else the bytes that a kernel which reads all of its arguments has written since the last time.
     """
+    if isinstance(record, cuda_stub.Stub):
+        empty = functools.partial(dispatcher_of, package, len(arguments), body, **options)
+        return tuple(arguments), empty, lambda: what_is_launched(record.launches[-1])
+    function, *counts = digest_of(arguments, body, cuda=package, np=np, cg=getattr(package, "cg", None))
+    empty = [np.full(count, -1, dtype) for count, dtype in zip(counts, (np.int64, np.float64), strict=True)]
+    written = [package.to_device(each) for each in empty]
 
-    def __init__(self, record, package, arguments, **options):
-        self.arguments = tuple(arguments)
-        self._record, self._package, self._options = record, package, options
-
-    def dispatcher(self):
-        """A new one, of the package's own."""
-        return dispatcher_of(self._package, len(self.arguments), **self._options)
-
-    def seen(self):
-        """What the last launch was."""
-        return what_is_launched(self._record.launches[-1])
-
-
-class Digested:
-    """Launches of a kernel that reads all arguments, and writes what it has read: that is compared. As :class:`Recorded`.
-
-    Two more arguments are where it writes.
-    """
-
-    def __init__(self, record, package, arguments, body="", **options):
-        self._function, *counts = digest_of(arguments, body, cuda=package, np=np, cg=getattr(package, "cg", None))
-        self._package, self._options = package, options
-        self._empty = [np.full(count, -1, dtype) for count, dtype in zip(counts, (np.int64, np.float64), strict=True)]
-        self._written = [package.to_device(each) for each in self._empty]
-        outs = [DeviceTensor(each.shape, each.dtype, data=data_of(each)) for each in self._written]
-        self.arguments = (*arguments, *outs)
-
-    def dispatcher(self):
-        return self._package.jit(**self._options)(self._function)
-
-    def seen(self):
-        """The bytes that have been written since the last time."""
-        self._package.synchronize()
-        found = [each.copy_to_host() for each in self._written]
-        for each, empty in zip(self._written, self._empty, strict=True):
-            each.copy_to_device(empty)
-        self._package.synchronize()
+    def seen():
+        package.synchronize()
+        found = [each.copy_to_host() for each in written]
+        for each, blank in zip(written, empty, strict=True):
+            each.copy_to_device(blank)
+        package.synchronize()
         assert found[0][0] == MAGIC, "the kernel did not run"
         return [each.tobytes() for each in found]
 
-
-def launches_of(record, package, arguments, **options) -> Recorded | Digested:
-    """What compares launches with these arguments: their bytes where the packages' own are recorded, else their effect."""
-    return (Recorded if isinstance(record, cuda_stub.Stub) else Digested)(record, package, arguments, **options)
+    outs = [DeviceTensor(each.shape, each.dtype, data=data_of(each)) for each in written]
+    return (*arguments, *outs), lambda: package.jit(**options)(function), seen

@@ -33,17 +33,16 @@ Pair = collections.namedtuple("Pair", "first second")
 
 def check(record, package, arguments, configuration=(3, 64), *, array=None, types_of=device_array, **options):
     """Compare our launch and the package's own: `array` makes its arrays, `types_of` those whose types ours have to have."""
-    launches = launches_of(record, package, arguments, **options)
-    arguments = launches.arguments
+    arguments, dispatcher, seen = launches_of(record, package, arguments, **options)
     array = array or (lambda tensor: exact(package, tensor))
-    launches.dispatcher()[configuration](*[on_their_side(package, value, array) for value in arguments])
-    theirs = launches.seen()
-    kernel = fast_args(launches.dispatcher())
+    dispatcher()[configuration](*[on_their_side(package, value, array) for value in arguments])
+    theirs = seen()
+    kernel = fast_args(dispatcher())
     launcher = kernel[configuration]
     launcher(*arguments)
-    assert kernel.counts() == (0, 1, 1) and launches.seen() == theirs, "the first launch"
+    assert kernel.counts() == (0, 1, 1) and seen() == theirs, "the first launch"
     launch_cached(launcher, *arguments)
-    assert launches.seen() == theirs, "the cached launch"
+    assert seen() == theirs, "the cached launch"
     typed = [typeof(package, on_their_side(package, value, lambda tensor: types_of(package, tensor))) for value in arguments]
     assert list(kernel.dispatcher.overloads) == [tuple(typed)] and [*map(str, kernel.signatures[0])] == [*map(str, typed)]
 
@@ -184,19 +183,19 @@ CONFIGURATIONS = [
 
 @both_packages
 def test_configurations(record, package):
-    launches = launches_of(record, package, [1, DeviceTensor((3,), data=address(package))])
-    theirs, ours = launches.dispatcher(), fast_args(launches.dispatcher())
-    given = [on_their_side(package, value, Interface) for value in launches.arguments]
+    arguments, dispatcher, seen = launches_of(record, package, [1, DeviceTensor((3,), data=address(package))])
+    theirs, ours = dispatcher(), fast_args(dispatcher())
+    given = [on_their_side(package, value, Interface) for value in arguments]
     for configuration in CONFIGURATIONS:
         if np.prod(configuration[0]) > 2**30 and not isinstance(record, cuda_stub.Stub):
             continue  # so many blocks take a GPU minutes
         theirs[configuration](*given)
-        expected = launches.seen()
+        expected = seen()
         for launch in (ours[configuration], lambda *given: launch_cached(ours[configuration], *given)):  # noqa: B023
-            launch(*launches.arguments)
-            assert launches.seen() == expected, configuration
+            launch(*arguments)
+            assert seen() == expected, configuration
         assert record.launches[-1].shared == (configuration[3] if len(configuration) > 3 else 0)
-    ours[[np.int32(7), 5], [np.uint8(32), True], None, np.int64(16)](*launches.arguments)  # the packages want ints and tuples
+    ours[[np.int32(7), 5], [np.uint8(32), True], None, np.int64(16)](*arguments)  # the packages want ints and tuples
     launch = record.launches[-1]
     assert (launch.grid, launch.block, launch.shared) == ((7, 5, 1), (32, 1, 1), 16)
 
@@ -207,12 +206,12 @@ def test_a_stream(record, package):
     stream = package.stream()
     check(record, package, [DeviceTensor((3,), data=address(package))], (1, 32, stream))
     assert record.launches[-1].stream == int(stream.handle) != 0
-    launches = launches_of(record, package, [DeviceTensor((3,), data=address(package))])
-    launches.dispatcher()[1, 32, stream](*map(Interface, launches.arguments))
-    theirs = launches.seen()
+    arguments, dispatcher, seen = launches_of(record, package, [DeviceTensor((3,), data=address(package))])
+    dispatcher()[1, 32, stream](*map(Interface, arguments))
+    theirs = seen()
     DeviceTensor.streams[0] = int(stream.handle)
-    launch_cached(fast_args(launches.dispatcher())[1, 32], *launches.arguments)
-    assert launches.seen() == theirs and record.launches[-1].stream == int(stream.handle)
+    launch_cached(fast_args(dispatcher())[1, 32], *arguments)
+    assert seen() == theirs and record.launches[-1].stream == int(stream.handle)
 
 
 @both_packages

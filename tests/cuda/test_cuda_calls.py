@@ -1,5 +1,6 @@
 """How kernels for CUDA are called: arguments, declared signatures, configurations, and the package's own launches."""
 
+import contextlib
 import functools
 import math
 import pickle
@@ -10,9 +11,12 @@ import pytest
 from cuda_checks import all_given_back, is_refused
 from cuda_tensors import DeviceTensor
 from launches import ExportedTensor, Interface, address, device_array, dispatcher_of, kernel_of, launch_cached
+from numba import types
 from stub_processes import run_package
 
-from fastexchange import CudaError, fast_args
+from fastexchange import CudaError, bfloat16, fast_args, float8_e5m2, float16
+from fastexchange.cuda.targets import BFLOAT16, target_of
+from fastexchange.ground.dtypes import dtype_field
 
 both_packages = pytest.mark.both_packages
 INT_MAX = 2**31 - 1
@@ -83,9 +87,9 @@ def test_signatures_in_turn(record, package, x):
             launcher(*arguments)
             assert record.launches[-1].packed == wanted
         record.clear()
-    types = len(launches) - 1  # an int has one, unless it needs 64 bits without a sign
-    assert kernel.counts() == (4 * len(launches) + 1, types, types)
-    assert kernel.signatures == list(kernel.dispatcher.overloads) and len(kernel.signatures) == types
+    taken = len(launches) - 1  # an int has one, unless it needs 64 bits without a sign
+    assert kernel.counts() == (4 * len(launches) + 1, taken, taken)
+    assert kernel.signatures == list(kernel.dispatcher.overloads) and len(kernel.signatures) == taken
 
 
 # ---- declared signatures ---------------------------------------------------------------------------------------------
@@ -499,3 +503,52 @@ def test_precompile_launches_nothing(record, package, x):
     assert kernel.precompile((1, x)) == beside.signatures and kernel.counts().compiled == 0
     kernel.precompile((1, 2))
     assert kernel.counts().compiled == 1 == len(beside.signatures) and len(record.launches) == 8
+
+
+# ---- elements that neither Numba nor a package for CUDA computes with, and names of half precision ----
+@both_packages
+def test_elements_that_nobody_computes_with_are_their_bits_if_asked(package):
+    """bfloat16 is the package's; to compile a kernel with it takes NVRTC, which is not everywhere."""
+    ml_dtypes, dispatcher = pytest.importorskip("ml_dtypes"), dispatcher_of(package, 1)
+    asking = fast_args(dispatcher, storage=True)
+    for name in ("float8_e5m2", "float8_e4m3fn"):
+        assert str(asking._element_of(dtype_field(np.dtype(getattr(ml_dtypes, name))))) == "uint8"
+    for kernel in (asking, fast_args(dispatcher)):
+        assert "bfloat16" in str(kernel._element_of(BFLOAT16)).lower()
+
+
+def scaled(x, y):
+    y[0] = bfloat16(np.float32(x[0]) * np.float32(2))
+
+
+def halved(x, y):
+    y[0] = float16(np.float32(x[0]) / np.float32(2))
+
+
+def eighth(x, y):
+    y[0] = float8_e5m2(1.5)
+
+
+@both_packages
+def test_names_of_half_precision_are_the_packages(package):
+    """A kernel's source is one for processor and GPU; of formats that the package has not, its error tells."""
+    target = target_of(package.jit(scaled))
+    own = {"bfloat16": package.types.bfloat16, "float16": target.type_of(types.float16)}
+    float32 = target.type_of(types.float32)
+
+    def compiled(kernel, element):
+        array = target.type_of(types.Array(types.float32, 1, "C")).copy(dtype=element)
+        return package.compile_ptx(kernel, (array, array), cc=(8, 0))[0]
+
+    with contextlib.suppress(ImportError):  # NVRTC, which is not everywhere
+        import cuda.bindings.nvrtc
+
+        assert cuda.bindings.nvrtc.nvrtcVersion()[1] > 0
+        for element in (own["bfloat16"], float32):
+            assert ".entry" in compiled(scaled, element)
+        with pytest.raises(Exception, match="has no type for float8_e5m2"):
+            compiled(eighth, float32)
+    assert ".entry" in compiled(halved, own["float16"])
+    x = np.ones(1, np.float16)
+    fast_args(halved)(x, x)  # on the processor
+    assert x[0] == 0.5
