@@ -1,4 +1,4 @@
-"""What has to hold after a launch: it was refused with these words, ran in threads, and all is given back."""
+"""How tests launch: both ways, in threads, traced; and what has to hold then: it is refused in these words, all is given back."""
 
 import contextlib
 import gc
@@ -55,6 +55,7 @@ def all_given_back(*things):
     """After the block each of `things` has as many references as before, and no export of one is out."""
     things = [each for each in things if each is not None]
     tensors = [each for each in things if hasattr(each, "exported")]
+    ledgers = [each.ledger for each in things if hasattr(each, "ledger")]
     gc.collect()
     before, frames = [sys.getrefcount(each) for each in things], free_frames()
     yield
@@ -62,3 +63,31 @@ def all_given_back(*things):
     assert [sys.getrefcount(each) for each in things] == before
     assert free_frames() >= frames, "fewer than before: one is lost"
     assert [each.exported - each.deleted for each in tensors] == [0] * len(tensors)
+    assert [(each.made - each.deleted, each.out) for each in ledgers] == [(0, 0)] * len(ledgers)
+
+
+def new_stream(device: int = 0) -> int:
+    """The handle of a new stream of a device, in its primary context, that does not block."""
+    from fastexchange.cuda.driver import driver  # which needs cuda.bindings
+
+    with driver().on(device):
+        return int(driver().call("cuStreamCreate", 1))
+
+
+def both_ways(launch) -> None:
+    """Launch so often that the last ones are made by the cache entry, where there is one."""
+    for _ in range(4):
+        launch()
+
+
+@contextlib.contextmanager
+def traced(stub):
+    """The names of the driver's functions that are called meanwhile; filled at the end."""
+    names: list[str] = []
+    stub.clear()
+    stub.set_trace(True)
+    try:
+        yield names
+    finally:
+        stub.set_trace(False)
+        names += stub.trace

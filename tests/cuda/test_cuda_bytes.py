@@ -10,6 +10,7 @@ type an array with explicit strides as "A" even if it is contiguous, so Numba ty
 
 import collections
 import contextlib
+import functools
 
 import cuda_stub
 import numpy as np
@@ -20,6 +21,7 @@ from cuda_tensors import DeviceTensor
 from launches import ExportedTensor, Interface, address, device_array, function_of, kernel_of, launch_cached
 
 from fastexchange import fast_args
+from fastexchange._abi import ffi
 
 both_packages = pytest.mark.both_packages
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -236,47 +238,59 @@ def test_clusters(record, package):
 
 # ---- cached launches, whose rows read contiguous tensors in fewer steps; they leave what is not as expected ------------
 AT = 0x7F1234560000
-MATRICES = {  # shape, strides, address, offset
-    "the same": ((3, 4), (4, 1), AT, 0),
-    "without strides": ((3, 4), None, AT, 0),
-    "an extent of 1, whatever its stride": ((1, 4), (99, 1), AT, 0),
-    "a last extent of 1": ((4, 1), (1, 7), AT, 0),
-    "both of 1": ((1, 1), (-5, 1 << 40), AT, 0),
-    "no elements": ((0, 4), (4, 1), AT, 0),
-    "no elements, odd strides": ((3, 0), (7, 9), 0, 0),
-    "an offset": ((3, 4), (4, 1), AT, 64),
-    "a large offset": ((3, 4), (4, 1), AT, 1 << 41),
-    "strided": ((3, 4), (8, 2), AT, 0),
-    "transposed": ((3, 4), (1, 3), AT, 0),
-    "large": ((1 << 20, 1 << 20), (1 << 20, 1), AT, 0),
-    "very large": ((1 << 33, 2), (2, 1), AT, 0),
-}
-REFUSED = {
-    "misaligned": ((3, 4), (4, 1), AT + 2, 0), "no memory": ((3, 4), (4, 1), 0, 0),
-    "hardly any memory": ((3, 4), (4, 1), 0, 4096), "a negative extent": ((-3, 4), (4, 1), AT, 0),
-    "sizes that overflow": ((1 << 40, 1 << 40), (1 << 40, 1), AT, 0),
+TAKEN = {
+    "the same": {}, "without strides": {"strides": None}, "an offset": {"offset": 64}, "a large offset": {"offset": 1 << 41},
+    "an extent of 1, whatever its stride": {"shape": (1, 4), "strides": (99, 1)},
+    "a last extent of 1": {"shape": (4, 1), "strides": (1, 7)}, "both of 1": {"shape": (1, 1), "strides": (-5, 1 << 40)},
+    "no elements": {"shape": (0, 4)}, "no elements, odd strides": {"shape": (3, 0), "strides": (7, 9), "data": 0},
+    "strided": {"strides": (8, 2)}, "transposed": {"strides": (1, 3)}, "float64": {"dtype": "f8"}, "int32": {"dtype": "i4"},
+    "large": {"shape": (1 << 20,) * 2, "strides": (1 << 20, 1)}, "very large": {"shape": (1 << 33, 2), "strides": (2, 1)},
+    "a vector": {"shape": (4,), "strides": (1,)}, "0-d": {"shape": (), "strides": ()},
+    "of another device": {"device": 1}, "managed": {"device_type": 13},
 }  # fmt: skip
+REFUSED = {
+    "misaligned": {"data": AT + 2}, "misaligned by its offset": {"offset": 2}, "no memory": {"data": 0},
+    "hardly any memory": {"data": 0, "offset": 4096}, "a negative extent": {"shape": (-3, 4)}, "vectors": {"lanes": 2},
+    "sizes that overflow": {"shape": (1 << 40,) * 2, "strides": (1 << 40, 1)}, "no shape": {"has_shape": False},
+    "of the host": {"device_type": 1},
+}  # fmt: skip
+
+
+def matrix(cls, offset=0, lanes=1, has_shape=True, **options):
+    tensor = cls(**{"shape": (3, 4), "strides": (4, 1), "data": AT, **options})
+    said = tensor._managed.dl_tensor
+    said.byte_offset, said.dtype.lanes = offset, lanes
+    if not has_shape:
+        said.shape = ffi.NULL
+    return tensor
 
 
 @pytest.fixture(scope="module")
 def cached(package):
     """A launcher with a cache entry for a contiguous matrix."""
     launcher = kernel_of(package, 2)[2, 32]
-    launch_cached(launcher, DeviceTensor((3, 4), "float32", (4, 1), data=AT), 1.5)
+    launch_cached(launcher, matrix(DeviceTensor), 1.5)
     return launcher
 
 
-@pytest.mark.parametrize("case", [*MATRICES, *REFUSED])
+@pytest.mark.parametrize("case", [*TAKEN, *REFUSED])
 def test_a_cached_launch_is_as_the_first_one_with_a_type(cached, record, case):
-    shape, strides, data, offset = (MATRICES | REFUSED)[case]
-    tensors = [cls(shape, "float32", strides, data=data) for cls in (type("Fresh", (DeviceTensor,), {}), DeviceTensor)]
-    for tensor in tensors:
-        tensor._managed.dl_tensor.byte_offset = offset
+    """Also of a tensor that has changed since its last launch; when that is as before, so is its next one."""
+    if not isinstance(record, cuda_stub.Stub) and case in ("of another device", "managed"):
+        pytest.skip("a GPU knows what lies there")
+    options, changing = (TAKEN | REFUSED)[case], matrix(DeviceTensor)
+    cached(changing, 2.5)
+    usual, original = record.launches[-1], ffi.new("DLTensor *", changing._managed.dl_tensor)
+    tensors = [matrix(type("Fresh", (DeviceTensor,), {}), **options), matrix(DeviceTensor, **options), changing]
+    changing._managed.dl_tensor = tensors[1]._managed.dl_tensor
+    record.clear()
     if case in REFUSED:
-        said = {is_refused(lambda each=each: cached(each, 2.5), BufferError).replace("Fresh", "DeviceTensor") for each in tensors}
-        assert len(said) == 1 and not record.launches
-        return
-    for tensor in tensors:
-        cached(tensor, 2.5)
-    first, fast = record.launches
-    assert fast == first  # the compiled kernel, too, which is another one for other layouts
+        said = [is_refused(functools.partial(cached, each, 2.5), BufferError) for each in tensors]
+        assert len({each.replace("Fresh", "DeviceTensor") for each in said}) == 1 and not record.launches
+    else:
+        for tensor in tensors:
+            cached(tensor, 2.5)
+        assert len(record.launches) == 3 and len(set(record.launches)) == 1  # also the kernel: another one for other layouts
+    changing._managed.dl_tensor = original[0]
+    cached(changing, 2.5)
+    assert record.launches[-1] == usual

@@ -117,10 +117,9 @@ def softmax(torch, run, dtype) -> None:
 
 
 def rms_norm(torch, run, dtype) -> None:
-    def expected(x, weight, eps):
-        return torch.nn.functional.rms_norm(x, (x.shape[1],), weight, eps)
-
-    of_matrices(torch, run, dtype, expected, lambda x: (torch.rand(x.shape[1], device="cuda", dtype=dtype), 1e-6))
+    normed = torch.nn.functional.rms_norm
+    of_matrices(torch, run, dtype, lambda x, weight, eps: normed(x, (x.shape[1],), weight, eps),
+                lambda x: (torch.rand(x.shape[1], device="cuda", dtype=dtype), 1e-6))  # fmt: skip
 
 
 def heat(torch, run, dtype) -> None:
@@ -268,14 +267,10 @@ class _OnlyInterface:
         self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "version": 3, "stream": stream.cuda_stream}
 
 
-def bound(launcher, x, out):
-    return launcher.bind(x, out)
-
-
 # `x` is filled late on the `side`; the launch, made where that or another stream is PyTorch's current one, and whom to wait for
 STREAMS = {
     "PyTorch's current stream": ("side", lambda copy, x, out, side, other: copy[256, 256](x, out), "side"),
-    "its current stream, by a bound launch": ("side", lambda copy, *args: bound(copy[256, 256], *args[:2])(), "side"),
+    "its current stream, by a bound launch": ("side", lambda copy, x, out, side, other: copy[256, 256].bind(x, out)(), "side"),
     "a stream that is given": ("other", lambda copy, x, out, side, other: copy[256, 256, side](x, out), "side"),
     "another one, which waits for __dlpack__": (
         "side", lambda copy, x, out, side, other: copy[256, 256, other](_OnlyDlpack(x), out), "other"),

@@ -6,8 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-from cuda_checks import all_given_back, is_refused
-from cuda_producers import CUDA, MANAGED, ArrayInterface, Exports, ExportsLegacy, Wrapper, both_ways, traced
+from cuda_checks import all_given_back, both_ways, is_refused, traced
+from cuda_producers import CUDA, MANAGED, ArrayInterface, Exports, ExportsLegacy, Wrapper
 from cuda_stub import Stub
 from cuda_tensors import DeviceTensor
 from frameworks import torch

@@ -10,8 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from cuda_checks import is_refused
-from cuda_producers import new_stream
+from cuda_checks import is_refused, new_stream
 from cuda_tensors import DeviceTensor, OtherTensor
 from stub_processes import PACKAGES, is_installed, run_package
 

@@ -116,11 +116,9 @@ BAD = [
     (TypeError, r"launch is \(grid, block\)", {"launch": 5, "out": "x[n] -> y[n]"}),
     (ValueError, "one to three", {"launch": (1, ()), "out": "x[n] -> y[n]"}),
     (TypeError, "neither outputs", {}),
-    (ValueError, "z", {"out": "x[n] -> z[n]"}),
     (TypeError, "made by fast_args", {"cpu": scale_on_cpu}),
     (ValueError, "same parameters", {"cpu": fast_args(lambda x, y: None, out="x[n] -> y[n]")}),
     (ValueError, "out=", {"cpu": on_cpu, "out": "x[n] -> y[2*n]"}),
-    (ValueError, "namespace::name", {"cpu": on_cpu, "name": "bad"}),
 ]
 
 

@@ -129,10 +129,9 @@ def test_hand_written_c_and_ours_are_bars_of_their_own(shared):
 
 def test_shares_of_what_is_not_measurable_are_no_numbers(shared):
     way = SimpleNamespace(label="x.numpy() in each call", overhead=samples(9))
-    reports = {"k": SimpleNamespace(overhead=samples(-5, 90), alternatives=[way])}
-    share = after_cell(
-        shared, "04", "def share(name, size, who)", VIEW="{}.numpy()", reports=reports, times={("k", 4, "ours"): samples(20)}
-    )["share"]
+    reports, times = {"k": SimpleNamespace(overhead=samples(-5, 90), alternatives=[way])}, {("k", 4, "ours"): samples(20)}
+    given = {"VIEW": "{}.numpy()", "reports": reports, "times": times}
+    share = after_cell(shared, "04", "def share(name, size, who)", **given)["share"]
     assert np.isnan(share("k", 4, "ours")) and np.isnan(share("k", 4, "views"))
     size_text = after_cell(shared, "04", "def size_text(", SIZES=[4, 16])["size_text"]
     assert size_text(None, [np.nan, 0.2], 0.1) == "not measurable here"
