@@ -12,7 +12,7 @@ from cuda_checks import both_ways, in_threads, new_stream, traced
 from cuda_producers import FAILURES, HOST, MANAGED, ArrayInterface, Exports, FailingTensor, Wrapper
 from cuda_tensors import DeviceTensor, OtherTensor
 from made_producers import Ledger
-from stub_processes import PACKAGES, is_installed, run_package
+from stub_processes import PACKAGES, run_package
 
 from fastexchange.cuda.driver import driver
 
@@ -310,14 +310,6 @@ def _torch(handle):
     return SimpleNamespace(cuda_stream=handle)
 
 
-def _of(package: str):
-    """Of the package, whose numba.cuda is another than that in Numba itself."""
-    (module,) = (name for name, installed in PACKAGES.items() if installed == package)
-    if not is_installed(module):
-        pytest.skip(f"{package} is not installed")
-    return importlib.import_module(module).external_stream
-
-
 KINDS = {
     "__cuda_stream__": lambda handle: _Says((0, handle)),
     "__cuda_stream__, a property": lambda handle: _Property((0, handle)), "torch": _torch,
@@ -325,7 +317,9 @@ KINDS = {
     "CUstream": lambda handle: driver().bindings.CUstream(handle), "c_void_p": ctypes.c_void_p,
     "handle, a c_void_p": lambda handle: SimpleNamespace(handle=ctypes.c_void_p(handle)),
     "cuda.core": lambda handle: pytest.importorskip("cuda.core").Stream.from_handle(handle),
-    **{package: lambda handle, package=package: _of(package)(handle) for package in PACKAGES.values()},
+    **{package: lambda handle, package=package, module=module: (
+        pytest.importorskip(package) and importlib.import_module(module).external_stream(handle))
+       for module, package in PACKAGES.items()},
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from cuda_checks import all_given_back, is_refused
 from cuda_producers import ArrayInterface, Exports, ExportsLegacy, Wrapper
 from cuda_tensors import DeviceTensor
 from launches import WARM, Interface, address, device_array, dispatcher_of, kernel_of
-from made_producers import Ledger, capsule_name
+from made_producers import Ledger, Text, capsule_name
 from stub_processes import PACKAGES, is_installed
 from test_cuda_bytes import LAYOUTS
 
@@ -153,8 +153,6 @@ def test_what_comes_and_goes(record, package, kernels):
 
 
 # ---- __dlpack__, wrappers, and what is readonly ------------------------------------------------------------------------
-
-
 def test_wrappers(stub, kernels):
     x = DeviceTensor((3, 4), device=1)
     expected = launched(stub, kernels[1], x)
@@ -193,10 +191,6 @@ def ways(kernel, launch) -> tuple[int, int]:
         launch()
     after = kernel.counts()
     return after.fast - before.fast, after.slow - before.slow
-
-
-class Text(str):
-    pass
 
 
 class Pair(tuple):

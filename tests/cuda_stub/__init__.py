@@ -78,8 +78,6 @@ class Stub:
         self._lib = _ffi().dlopen(str(path))
         self._launches: list[Launch] = []
 
-    # ---- what it recorded
-
     @property
     def launches(self) -> list[Launch]:
         """The launches since the start or `clear`."""
@@ -107,8 +105,6 @@ class Stub:
         self._lib.stub_clear()
         self._launches = []
 
-    # ---- how it behaves
-
     def fail(self, name: str, code: int, after: int = 0, sticky: bool = False) -> None:
         """Let the (after + 1)-th call of function `name` from now return `code`; sticky: and every call after it."""
         self._lib.stub_fail(name.encode(), code, after, sticky)
@@ -121,24 +117,19 @@ class Stub:
         self._lib.stub_set_fast(2 if on and threads else on)
 
     def set_trace(self, on: bool) -> None:
-        """Keep the name of every function called."""
         self._lib.stub_set_trace(on)
 
     def set_devices(self, count: int) -> None:
         """Set the number of devices: before the first use of the driver."""
-        if not self._lib.stub_set_devices(count):
-            raise ValueError(f"{count} devices: at most 8, and before cuInit")
+        assert self._lib.stub_set_devices(count), f"{count} devices: at most 8, and before cuInit"
 
     def set_capability(self, device: int, major: int, minor: int) -> None:
         """Set the compute capability of a device: before the first use of the driver."""
-        if not self._lib.stub_set_capability(device, major, minor):
-            raise ValueError(f"device {device}: at most 7, and before cuInit")
+        assert self._lib.stub_set_capability(device, major, minor), f"device {device}: at most 7, and before cuInit"
 
     def set_occupancy(self, grid: int, block: int) -> None:
         """Set what cuOccupancyMaxPotentialBlockSize answers."""
         self._lib.stub_set_occupancy(grid, block)
-
-    # ---- memory, contexts, addresses
 
     def allocate(self, size: int, device: int = 0) -> int:
         """The address of new memory of `device`, in its primary context; the driver must be initialised."""

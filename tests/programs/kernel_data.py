@@ -3,11 +3,7 @@
 import itertools
 
 import numpy as np
-
-try:
-    import torch
-except ImportError:
-    torch = None
+from frameworks import torch
 
 FRAMEWORKS = ["numpy"] + (["torch"] if torch is not None else [])
 WAYS = [FRAMEWORKS[:1], FRAMEWORKS[1:], FRAMEWORKS][: 2 * len(FRAMEWORKS) - 1]

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 TINY = ["--quick", "--layers=2", "--width=16", "--heads=2", "--vocabulary=70", "--tokens=5", "--steps=2"]
 
-# what plain Numba says of every list
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPendingDeprecationWarning")]
 
 

@@ -164,27 +164,21 @@ SOS = np.array([[1.0, 2, 1, 1, 0.5, 0.25], [1.0, 0, -1, 1, 0, 0.5]])
 INDPTR, INDICES = np.array([0, 2, 5], np.int32), np.array([0, 6, 1, 2, 3], np.int32)
 # a kernel, its inputs, and the shapes and dtypes of what it makes
 MADE = [
-    (axpy, (2.5, SHORT, SHORT), [((9,), F32)]),
-    (softmax, (SMALL,), [((5, 7), F32)]),
-    (log_softmax, (SMALL,), [((5, 7), F32)]),
-    (layer_norm, (SMALL, SEVEN, SEVEN, 1e-5), [((5, 7), F32)]),
+    (axpy, (2.5, SHORT, SHORT), [((9,), F32)]), (softmax, (SMALL,), [((5, 7), F32)]),
+    (log_softmax, (SMALL,), [((5, 7), F32)]), (layer_norm, (SMALL, SEVEN, SEVEN, 1e-5), [((5, 7), F32)]),
     (rms_norm, (SMALL, SEVEN, 1e-5), [((5, 7), F32)]),
     (rotary, (random((2, 3, 4, 6), F32), TURNS, TURNS, 0, False), [((2, 3, 4, 6), F32)]),
     (cross_entropy, (SMALL, TARGET, 0.1, -100), [((5,), F32)]),
     (sample, (SMALL, 3, 0.5, 1.0, np.linspace(0, 0.9, 5)), [((5,), I64)]),
-    (histogram, (SHORT, 4, -1.0, 1.0), [((4,), I64)]),
-    (heat_step, (SMALL, 0.2), [((5, 7), F32)]),
-    (exclusive_scan, (np.arange(6),), [((6,), I64)]),
-    (segment_sum, (SHORT, OFFSETS), [((3,), F32)]),
-    (segment_sum, (SMALL, OFFSETS), [((3, 7), F32)]),
-    (segment_mean, (SHORT, OFFSETS), [((3,), F32)]),
-    (segment_max, (SHORT, OFFSETS, -100), [((3,), F32)]),
-    (segment_min, (SHORT, OFFSETS, 100), [((3,), F32)]),
+    (histogram, (SHORT, 4, -1.0, 1.0), [((4,), I64)]), (heat_step, (SMALL, 0.2), [((5, 7), F32)]),
+    (exclusive_scan, (np.arange(6),), [((6,), I64)]), (segment_sum, (SHORT, OFFSETS), [((3,), F32)]),
+    (segment_sum, (SMALL, OFFSETS), [((3, 7), F32)]), (segment_mean, (SHORT, OFFSETS), [((3,), F32)]),
+    (segment_max, (SHORT, OFFSETS, -100), [((3,), F32)]), (segment_min, (SHORT, OFFSETS, 100), [((3,), F32)]),
     (pairwise, (SMALL, SMALL[:3].copy()), [((5, 3), F32)]),
     (nearest, (SMALL, SMALL[:3].copy(), 2), [((5, 2), F32), ((5, 2), I64)]),
     (sosfilt, (SOS, random((3, 50), F32), None), [((3, 50), F32), ((2, 3, 2), F64)]),
     (csr_matvec, (INDPTR, INDICES, SHORT[:5].copy(), SEVEN), [((2,), F32)]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", MADE, ids=lambda row: row[0].__name__)

@@ -1,8 +1,4 @@
-"""The kernels for CUDA: in numba-cuda's simulator against NumPy, and compiled by both packages.
-
-Each of the tests needs a process of its own: a driver, real or not, is there once and for all. On a GPU:
-``tests/cuda/test_cuda_gpu.py``.
-"""
+"""The kernels for CUDA in processes of their own: in numba-cuda's simulator against NumPy, and compiled by both packages."""
 
 import importlib
 import importlib.util

@@ -29,9 +29,7 @@ from kernels.softmax import softmax
 
 HALVES = [torch.bfloat16, torch.float16]
 INF, NAN = math.inf, math.nan
-each_half = pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
-)
+each_half = pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 
 
 def normal(dtype, *shape, seed=0):
@@ -66,8 +64,6 @@ def check(got, exact, at_most=0.51, scale=0.0):
 
 
 # ---- what the kernels share ----
-
-
 @fast_args
 def _exp_of_each(x, out):
     for j in range(x.shape[0]):
@@ -88,7 +84,6 @@ def test_exp_of_all_numbers(dtype):
 
 
 # ---- rows of matrices ----
-
 # a kernel of x, its parameters and out; how many parameters; PyTorch's operator
 KERNELS = {
     "softmax": (softmax, 0, lambda x: torch.softmax(x, 1)),
@@ -151,9 +146,8 @@ def test_softmax_of_8_bits(dtype):
 @each_half
 def test_softmax_of_extreme_rows(dtype):
     most = torch.finfo(dtype).max
-    rows = [[most, most, -most], [-most] * 3, [-INF, 0, 1], [-INF] * 3, [INF, 0, 1], [NAN, 0, 1], [0, 1, -NAN]]
-    rows += [[0, -80, -95]]
-    x = torch.tensor(rows, dtype=dtype)
+    finite = [[most, most, -most], [-most] * 3, [0, -80, -95]]
+    x = torch.tensor([*finite, [-INF, 0, 1], [-INF] * 3, [INF, 0, 1], [NAN, 0, 1], [0, 1, -NAN]], dtype=dtype)
     for name, scale in (("softmax", 0), ("log_softmax", 0.1)):
         got, operator = call(name, x, []), KERNELS[name][2]
         check(got, operator(x.double()), scale=scale)
@@ -172,8 +166,6 @@ def test_norms_of_a_large_mean_and_of_non_finite_rows(dtype, name):
 
 
 # ---- rotary, cross entropy, sampling, axpy ----
-
-
 @each_half
 def test_rotary(dtype):
     for interleaved in (False, True):
@@ -214,7 +206,6 @@ def test_axpy(dtype):
 
 
 # ---- AdamW ----
-
 NUMBERS = 0.01, 0.9, 0.99, 1e-6, 0.1  # lr, beta1, beta2, eps, weight_decay
 
 
