@@ -8,7 +8,7 @@ several ranks: :class:`AdamW` sorts them by rank and makes one call for each, wh
 
 Parameters of 16 bits keep steps of less than half of the last place only by :mod:`~kernels.stochastic_rounding`.
 
-Tested in ``tests/programs/test_kernels_adamw.py`` and, for 16 bits, ``test_kernels_half.py`` against ``torch.optim.AdamW`` and
+Tested in ``tests/programs/test_kernels_nn.py`` and, for 16 bits, ``test_kernels_half.py`` against ``torch.optim.AdamW`` and
 the same formula in NumPy.
 """
 

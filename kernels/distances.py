@@ -5,7 +5,7 @@ a matrix product, which ``torch.cdist`` uses for more than 25 rows, loses the di
 
 Source: M. M. Deza and E. Deza, "Encyclopedia of Distances" (2009), section 1.1 (the Euclidean metric).
 
-Tested in ``tests/programs/test_kernels_distances.py`` against NumPy, and in ``test_kernels.py`` against ``torch.cdist``.
+Tested in ``tests/programs/test_kernels_sums.py`` against NumPy, and in ``test_kernels.py`` against ``torch.cdist``.
 """
 
 import math

@@ -9,7 +9,7 @@ s, t makes of each sample x::
 Each sample waits for the one before. So many channels are filtered side by side, in vectors; few are filtered one by
 one, where the sections' waits overlap.
 
-Tested in ``tests/programs/test_kernels_iir.py`` against ``scipy.signal.sosfilt``, which takes the same coefficients and states.
+Tested in ``tests/programs/test_kernels_sums.py`` against ``scipy.signal.sosfilt``, which takes the same coefficients and states.
 """
 
 import numpy as np

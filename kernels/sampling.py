@@ -8,7 +8,7 @@ No row is sorted. If k is small, the k likeliest tokens so far are kept in order
 likelier are passed over. Else the tokens are counted, and their weights summed, by how far their logits are below the
 largest, in steps of 1/32; of the steps in which a limit falls, and of no other, the tokens are put into order.
 
-Tested in ``tests/programs/test_kernels_sampling.py`` against a sort of all tokens and a cumulative sum.
+Tested in ``tests/programs/test_kernels_nn.py`` against a sort of all tokens and a cumulative sum.
 """
 
 import math

@@ -1,10 +1,10 @@
 """What the tests of kernels for CUDA run on: the driver stub, loaded into this process before any package asks for a driver.
 
-Where there is a real driver with a device they run on that, and there is no stub: what needs its log, its errors or its
-three devices is skipped there, and what is marked ``gpu`` runs only there. A driver without a device is none: the stub,
-which is loaded by its path before anything asks for a driver, takes its place in this process.
+Where there is a real driver with a device they run on that: what needs the stub's log, its errors or its three devices is
+skipped there, and what is marked ``gpu`` runs only there. The stub takes the place of a driver without a device.
 """
 
+import contextlib
 import importlib.util
 import shutil
 import subprocess
@@ -62,26 +62,23 @@ def pytest_generate_tests(metafunc):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        is_here = item.path.is_relative_to(Path(__file__).parent)  # this is called once, with the whole suite's
-        if is_here and WHY_NOT:
-            item.add_marker(pytest.mark.skip(reason=WHY_NOT))
-        elif is_here and STUB is not None and item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+        if item.path.is_relative_to(Path(__file__).parent):  # this is called once, with the whole suite's
+            is_lost = STUB is not None and item.get_closest_marker("gpu")
+            if why_not := WHY_NOT or (is_lost and "there is no CUDA device"):
+                item.add_marker(pytest.mark.skip(reason=why_not))
 
 
 @pytest.fixture
 def stub_or_none():
     """The driver stub, with an empty record and no errors to inject; None on a real driver."""
-    if STUB is None:
-        yield None
-        return
-    STUB.reset()
-    STUB.clear()
+    if STUB is not None:
+        STUB.clear()
     yield STUB
-    STUB.set_trace(False)
-    STUB.set_hook(None)
-    STUB.set_fast(False)
-    STUB.reset()
+    if STUB is not None:
+        STUB.set_trace(False)
+        STUB.set_fast(False)
+        STUB.set_occupancy(264, 256)
+        STUB.reset()
 
 
 @pytest.fixture
@@ -95,12 +92,9 @@ def stub(stub_or_none):
 @pytest.fixture
 def record(stub_or_none):
     """What records our launches: the driver stub, which records the packages' own too, or a ``Recorder`` of a real driver."""
-    if stub_or_none is not None:
-        yield stub_or_none
-        return
     from recorder import Recorder  # which asks for the driver
 
-    with Recorder() as recorder:
+    with contextlib.nullcontext(stub_or_none) if stub_or_none is not None else Recorder() as recorder:
         yield recorder
 
 

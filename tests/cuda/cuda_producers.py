@@ -1,9 +1,7 @@
-"""Producers of tensors on CUDA devices without an exchange table, one whose table fails, and what tests of launches share.
+"""Producers of tensors on CUDA devices without an exchange table, and one whose table fails.
 
 What they export is entered in a ``Ledger`` and crossed out by its deleter.
 """
-
-import contextlib
 
 import numpy as np
 from cuda_tensors import DeviceTensor, OtherTensor, _Tensor
@@ -118,30 +116,3 @@ def kernels_of(package):
         pass
 
     return [fast_args(package.jit(function)) for function in (none, one, two, three)]
-
-
-def new_stream(device: int = 0) -> int:
-    """The handle of a new stream of a device, in its primary context, that does not block."""
-    from fastexchange.cuda.driver import driver  # which needs cuda.bindings
-
-    with driver().on(device):
-        return int(driver().call("cuStreamCreate", 1))
-
-
-def both_ways(launch) -> None:
-    """Launch so often that the last ones are made by the cache entry, where there is one."""
-    for _ in range(4):
-        launch()
-
-
-@contextlib.contextmanager
-def traced(stub):
-    """The names of the driver's functions that are called meanwhile; filled at the end."""
-    names: list[str] = []
-    stub.clear()
-    stub.set_trace(True)
-    try:
-        yield names
-    finally:
-        stub.set_trace(False)
-        names += stub.trace

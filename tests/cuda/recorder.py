@@ -21,9 +21,7 @@ _LAUNCH_EXTENDED = ctypes.CFUNCTYPE(ctypes.c_int, _WORD, _WORD, _WORD, _WORD)
 class Recorder:
     """Has as much of ``cuda_stub.Stub`` as a real driver lets see.
 
-    Attributes
-    ----------
-    launches : the launches since the start or `clear`; `name` is empty, and `graph` 1 for those that were captured.
+    `launches`: those since the start or `clear`; `name` is empty, and `graph` 1 for those that were captured.
     """
 
     def __init__(self):
@@ -50,8 +48,6 @@ class Recorder:
                 self._driver.call("cuMemFree", pointer)
         self._allocated = []
 
-    # ---- as the stub
-
     def clear(self) -> None:
         """Empty `launches`."""
         self.launches.clear()
@@ -62,14 +58,6 @@ class Recorder:
             pointer = self._driver.call("cuMemAlloc", size)
         self._allocated.append((device, pointer))
         return int(pointer)
-
-    def current_context(self) -> int:
-        """The context current to the calling thread; 0: none."""
-        return int(self._driver.call("cuCtxGetCurrent"))
-
-    def primary_context(self, device: int = 0) -> int:
-        """The primary context of `device`."""
-        return self._driver.context(device)
 
     # ---- in the driver's place: an exception would be lost here, so nothing that can fail is done before the launch
 
@@ -85,11 +73,9 @@ class Recorder:
         if code == 0:
             said = ffi.cast("fx_launch_config *", config)
             attributes = ffi.cast("fx_launch_attribute *", said.attributes)
-            found = {attributes[i].id: list(attributes[i].value[0:3]) for i in range(said.attribute_count)}
-            cluster = tuple(found.get(structs.CLUSTER_DIMENSION, (0, 0, 0)))
-            grid, block = list(said.grid), list(said.block)
-            is_cooperative = structs.COOPERATIVE in found
-            self._note("cuLaunchKernelEx", function, grid, block, said.shared, said.stream, pointers, cluster, is_cooperative)
+            found = {attributes[i].id: tuple(attributes[i].value[0:3]) for i in range(said.attribute_count)}
+            special = found.get(structs.CLUSTER_DIMENSION, (0, 0, 0)), structs.COOPERATIVE in found
+            self._note("cuLaunchKernelEx", function, said.grid, said.block, said.shared, said.stream, pointers, *special)
         return code
 
     def _note(self, api, function, grid, block, shared, stream, pointers, cluster, is_cooperative) -> None:
@@ -98,15 +84,15 @@ class Recorder:
         spans = self._parameters[function]
         at = ctypes.cast(pointers, ctypes.POINTER(ctypes.c_void_p))
         parameters = tuple(ctypes.string_at(at[i], size) for i, (_, size) in enumerate(spans))
-        packed = bytearray(max((offset + size for offset, size in spans), default=0))
-        for (offset, size), parameter in zip(spans, parameters, strict=True):
-            packed[offset : offset + size] = parameter
+        packed = b""
+        for (offset, _), parameter in zip(spans, parameters, strict=True):
+            packed += bytes(offset - len(packed)) + parameter
         bindings = self._driver.bindings
         code, *capturing = bindings.cuStreamIsCapturing(bindings.CUstream(stream or 0))
         self.launches.append(cuda_stub.Launch(
-            api=api, function=function, name="", context=self.current_context(),
+            api=api, function=function, name="", context=int(self._driver.call("cuCtxGetCurrent")),
             device=int(self._driver.call("cuCtxGetDevice")), grid=tuple(grid), block=tuple(block), cluster=cluster,
             shared=shared, stream=stream or 0, cooperative=is_cooperative,
             graph=int(not int(code) and int(capturing[0]) == 1), offsets=tuple(offset for offset, _ in spans),
-            parameters=parameters, packed=bytes(packed), thread=threading.get_native_id(),
+            parameters=parameters, packed=packed, thread=threading.get_native_id(),
         ))  # fmt: skip

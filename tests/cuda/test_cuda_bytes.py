@@ -3,47 +3,31 @@
 On a real driver, which does not show what a package launches, kernels are launched that read all of their arguments, and
 what they have read is compared.
 
-Each case is launched for the first time and by a cache entry; the package launches a kernel of its own for the same
-arguments: device arrays, or objects with ``__cuda_array_interface__``, at the same addresses.
-
-Traps of the packages' own launches, which are not ours: numba-cuda-mlir's takes a kernel compiled for another scalar of
-the same Python type, so a new dispatcher makes each of its launches here; both type an array with explicit strides in its
-``__cuda_array_interface__`` as "A" even if it is contiguous, so Numba types are compared with those of device arrays. For
-what else is wrong there, see :func:`is_right_there`.
+Each case is launched for the first time and by a cache entry. What the packages' own launches get wrong: :func:`is_right_there`;
+numba-cuda-mlir's takes a kernel compiled for another scalar of the same Python type, so a new dispatcher makes each launch; both
+type an array with explicit strides as "A" even if it is contiguous, so Numba types are compared with those of device arrays.
 """
 
 import collections
+import contextlib
+import functools
 
 import cuda_stub
 import numpy as np
 import pytest
+from comparing import launches_of, numbers_of, on_their_side, words_of
+from cuda_checks import is_refused
 from cuda_tensors import DeviceTensor
-from launches import (
-    ExportedTensor,
-    Interface,
-    address,
-    device_array,
-    function_of,
-    is_refused,
-    kernel_of,
-    launch_cached,
-    launches_of,
-    numbers_of,
-    on_their_side,
-    words_of,
-)
+from launches import ExportedTensor, Interface, address, device_array, function_of, kernel_of, launch_cached
 
 from fastexchange import fast_args
-
-try:
-    import ml_dtypes
-except ImportError:
-    ml_dtypes = None
+from fastexchange._abi import ffi
 
 both_packages = pytest.mark.both_packages
-
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
-if ml_dtypes is not None:
+with contextlib.suppress(ImportError):
+    import ml_dtypes
+
     DTYPES.append(ml_dtypes.bfloat16)
 
 Pair = collections.namedtuple("Pair", "first second")
@@ -51,17 +35,16 @@ Pair = collections.namedtuple("Pair", "first second")
 
 def check(record, package, arguments, configuration=(3, 64), *, array=None, types_of=device_array, **options):
     """Compare our launch and the package's own: `array` makes its arrays, `types_of` those whose types ours have to have."""
-    launches = launches_of(record, package, arguments, **options)
-    arguments = launches.arguments
+    arguments, dispatcher, seen = launches_of(record, package, arguments, **options)
     array = array or (lambda tensor: exact(package, tensor))
-    launches.dispatcher()[configuration](*[on_their_side(package, value, array) for value in arguments])
-    theirs = launches.seen()
-    kernel = fast_args(launches.dispatcher())
+    dispatcher()[configuration](*[on_their_side(package, value, array) for value in arguments])
+    theirs = seen()
+    kernel = fast_args(dispatcher())
     launcher = kernel[configuration]
     launcher(*arguments)
-    assert kernel.counts() == (0, 1, 1) and launches.seen() == theirs, "the first launch"
+    assert kernel.counts() == (0, 1, 1) and seen() == theirs, "the first launch"
     launch_cached(launcher, *arguments)
-    assert launches.seen() == theirs, "the cached launch"
+    assert seen() == theirs, "the cached launch"
     typed = [typeof(package, on_their_side(package, value, lambda tensor: types_of(package, tensor))) for value in arguments]
     assert list(kernel.dispatcher.overloads) == [tuple(typed)] and [*map(str, kernel.signatures[0])] == [*map(str, typed)]
 
@@ -143,18 +126,6 @@ def test_readonly_arrays(record, package):
     assert all(array.exported == array.deleted > 2 for array in arrays)
 
 
-@both_packages
-def test_more_than_4_kib_of_parameters(stub, package):
-    """Which are more than a launch has room for on its stack, too."""
-    arrays = [DeviceTensor((4,), "float32", data=address(package) + 64 * i) for i in range(220)]
-    kernel = kernel_of(package, 220)
-    expected = [word for array in arrays for word in words_of(package, array)]
-    for _ in range(4):
-        kernel[1, 32](*arrays)
-    assert all(numbers_of(launch) == expected for launch in stub.launches)
-    assert kernel.counts() == (3, 1, 1) and len(stub.launches) == 4
-
-
 # ---- numbers, tuples, and many -----------------------------------------------------------------------------------------
 def numbers(dtypes: str, *values):
     return [np.dtype(name).type(value) for name in dtypes.split() for value in values]
@@ -162,6 +133,7 @@ def numbers(dtypes: str, *values):
 
 SCALARS = {
     "ints": [0, 1, -1, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63)],
+    "ints beyond int64": [2**63, 2**64 - 1],
     "floats": [0.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan"), 5e-324, 1e300],
     "NumPy's": [True, False, np.True_, np.False_, *numbers("i1 i2 i4 i8", -1, 5, -128), *numbers("u1 u2 u4 u8", 5, 255),
                 np.uint64(2**64 - 1), *numbers("f2 f4 f8", -1.5, "inf", "-0.0"), np.float32("nan"), np.float64("nan")],
@@ -179,7 +151,8 @@ ARGUMENTS = {
     "tuples of complex numbers": lambda x, y: [(1j, 2), Pair(np.complex64(1), x)],
     "none": lambda x, y: [],
     "32 of all kinds": lambda x, y: [x, 1, y, 2.5, True, np.int16(3), (x, 4), np.float32(5)] * 4,
-    "26 tensors": lambda x, y: [DeviceTensor((4,), "float32", data=x.data + 64 * i) for i in range(26)],
+    "220 tensors, more than 4 KiB, for which a launch has no room on its stack": lambda x, y: [
+        DeviceTensor((4,), "float32", data=x.data + 64 * i) for i in range(220)],
     "256 numbers": lambda x, y: [[7, 1.5, True, np.int16(-2)][i % 4] for i in range(256)],
 }  # fmt: skip
 
@@ -189,20 +162,9 @@ ARGUMENTS = {
 def test_arguments(record, package, name):
     x = DeviceTensor((3, 4), "float32", (8, 1), data=address(package))
     y = DeviceTensor((2, 2, 2), "float64", (1, 2, 4), data=address(package) + 1024)
+    if name == "ints beyond int64" and package.__name__ != "numba.cuda":
+        pytest.skip("the package's own launch refuses them: test_cuda_mlir_kernels.py")
     check(record, package, ARGUMENTS[name](x, y))
-
-
-@both_packages
-def test_an_int_beyond_int64(record, package):
-    """uint64, as numba-cuda has it; numba-cuda-mlir's own launch refuses it with OverflowError."""
-    if package.__name__ == "numba.cuda":
-        check(record, package, [2**63])
-    kernel = kernel_of(package, 1)
-    for value in [2**63, 2**64 - 1] * 4:
-        kernel[1, 1](value)
-        assert record.launches[-1].parameters == (value.to_bytes(8, "little"),)
-    ((numba_type,),) = kernel.signatures
-    assert str(numba_type) == "uint64"
 
 
 @both_packages
@@ -223,25 +185,19 @@ CONFIGURATIONS = [
 
 @both_packages
 def test_configurations(record, package):
-    launches = launches_of(record, package, [1, DeviceTensor((3,), data=address(package))])
-    theirs, ours = launches.dispatcher(), fast_args(launches.dispatcher())
-    given = [on_their_side(package, value, Interface) for value in launches.arguments]
+    arguments, dispatcher, seen = launches_of(record, package, [1, DeviceTensor((3,), data=address(package))])
+    theirs, ours = dispatcher(), fast_args(dispatcher())
+    given = [on_their_side(package, value, Interface) for value in arguments]
     for configuration in CONFIGURATIONS:
         if np.prod(configuration[0]) > 2**30 and not isinstance(record, cuda_stub.Stub):
             continue  # so many blocks take a GPU minutes
         theirs[configuration](*given)
-        expected = launches.seen()
+        expected = seen()
         for launch in (ours[configuration], lambda *given: launch_cached(ours[configuration], *given)):  # noqa: B023
-            launch(*launches.arguments)
-            assert launches.seen() == expected, configuration
+            launch(*arguments)
+            assert seen() == expected, configuration
         assert record.launches[-1].shared == (configuration[3] if len(configuration) > 3 else 0)
-
-
-@both_packages
-def test_configurations_of_other_types_and_lists(record, package):
-    """The packages themselves want ints and tuples."""
-    kernel = kernel_of(package, 0)
-    kernel[[np.int32(7), 5], [np.uint8(32), True], None, np.int64(16)]()
+    ours[[np.int32(7), 5], [np.uint8(32), True], None, np.int64(16)](*arguments)  # the packages want ints and tuples
     launch = record.launches[-1]
     assert (launch.grid, launch.block, launch.shared) == ((7, 5, 1), (32, 1, 1), 16)
 
@@ -252,12 +208,12 @@ def test_a_stream(record, package):
     stream = package.stream()
     check(record, package, [DeviceTensor((3,), data=address(package))], (1, 32, stream))
     assert record.launches[-1].stream == int(stream.handle) != 0
-    launches = launches_of(record, package, [DeviceTensor((3,), data=address(package))])
-    launches.dispatcher()[1, 32, stream](*map(Interface, launches.arguments))
-    theirs = launches.seen()
+    arguments, dispatcher, seen = launches_of(record, package, [DeviceTensor((3,), data=address(package))])
+    dispatcher()[1, 32, stream](*map(Interface, arguments))
+    theirs = seen()
     DeviceTensor.streams[0] = int(stream.handle)
-    launch_cached(fast_args(launches.dispatcher())[1, 32], *launches.arguments)
-    assert launches.seen() == theirs and record.launches[-1].stream == int(stream.handle)
+    launch_cached(fast_args(dispatcher())[1, 32], *arguments)
+    assert seen() == theirs and record.launches[-1].stream == int(stream.handle)
 
 
 @both_packages
@@ -282,49 +238,59 @@ def test_clusters(record, package):
 
 # ---- cached launches, whose rows read contiguous tensors in fewer steps; they leave what is not as expected ------------
 AT = 0x7F1234560000
-MATRICES = {  # shape, strides, address, offset
-    "the same": ((3, 4), (4, 1), AT, 0),
-    "without strides": ((3, 4), None, AT, 0),
-    "an extent of 1, whatever its stride": ((1, 4), (99, 1), AT, 0),
-    "a last extent of 1": ((4, 1), (1, 7), AT, 0),
-    "both of 1": ((1, 1), (-5, 1 << 40), AT, 0),
-    "no elements": ((0, 4), (4, 1), AT, 0),
-    "no elements, odd strides": ((3, 0), (7, 9), 0, 0),
-    "an offset": ((3, 4), (4, 1), AT, 64),
-    "a large offset": ((3, 4), (4, 1), AT, 1 << 41),
-    "strided": ((3, 4), (8, 2), AT, 0),
-    "transposed": ((3, 4), (1, 3), AT, 0),
-    "large": ((1 << 20, 1 << 20), (1 << 20, 1), AT, 0),
-    "very large": ((1 << 33, 2), (2, 1), AT, 0),
-}
+TAKEN = {
+    "the same": {}, "without strides": {"strides": None}, "an offset": {"offset": 64}, "a large offset": {"offset": 1 << 41},
+    "an extent of 1, whatever its stride": {"shape": (1, 4), "strides": (99, 1)},
+    "a last extent of 1": {"shape": (4, 1), "strides": (1, 7)}, "both of 1": {"shape": (1, 1), "strides": (-5, 1 << 40)},
+    "no elements": {"shape": (0, 4)}, "no elements, odd strides": {"shape": (3, 0), "strides": (7, 9), "data": 0},
+    "strided": {"strides": (8, 2)}, "transposed": {"strides": (1, 3)}, "float64": {"dtype": "f8"}, "int32": {"dtype": "i4"},
+    "large": {"shape": (1 << 20,) * 2, "strides": (1 << 20, 1)}, "very large": {"shape": (1 << 33, 2), "strides": (2, 1)},
+    "a vector": {"shape": (4,), "strides": (1,)}, "0-d": {"shape": (), "strides": ()},
+    "of another device": {"device": 1}, "managed": {"device_type": 13},
+}  # fmt: skip
 REFUSED = {
-    "misaligned": ((3, 4), (4, 1), AT + 2, 0),
-    "no memory": ((3, 4), (4, 1), 0, 0),
-    "hardly any memory": ((3, 4), (4, 1), 0, 4096),
-    "a negative extent": ((-3, 4), (4, 1), AT, 0),
-    "sizes that overflow": ((1 << 40, 1 << 40), (1 << 40, 1), AT, 0),
-}
+    "misaligned": {"data": AT + 2}, "misaligned by its offset": {"offset": 2}, "no memory": {"data": 0},
+    "hardly any memory": {"data": 0, "offset": 4096}, "a negative extent": {"shape": (-3, 4)}, "vectors": {"lanes": 2},
+    "sizes that overflow": {"shape": (1 << 40,) * 2, "strides": (1 << 40, 1)}, "no shape": {"has_shape": False},
+    "of the host": {"device_type": 1},
+}  # fmt: skip
+
+
+def matrix(cls, offset=0, lanes=1, has_shape=True, **options):
+    tensor = cls(**{"shape": (3, 4), "strides": (4, 1), "data": AT, **options})
+    said = tensor._managed.dl_tensor
+    said.byte_offset, said.dtype.lanes = offset, lanes
+    if not has_shape:
+        said.shape = ffi.NULL
+    return tensor
 
 
 @pytest.fixture(scope="module")
 def cached(package):
     """A launcher with a cache entry for a contiguous matrix."""
     launcher = kernel_of(package, 2)[2, 32]
-    launch_cached(launcher, DeviceTensor((3, 4), "float32", (4, 1), data=AT), 1.5)
+    launch_cached(launcher, matrix(DeviceTensor), 1.5)
     return launcher
 
 
-@pytest.mark.parametrize("case", [*MATRICES, *REFUSED])
+@pytest.mark.parametrize("case", [*TAKEN, *REFUSED])
 def test_a_cached_launch_is_as_the_first_one_with_a_type(cached, record, case):
-    shape, strides, data, offset = (MATRICES | REFUSED)[case]
-    tensors = [cls(shape, "float32", strides, data=data) for cls in (type("Fresh", (DeviceTensor,), {}), DeviceTensor)]
-    for tensor in tensors:
-        tensor._managed.dl_tensor.byte_offset = offset
+    """Also of a tensor that has changed since its last launch; when that is as before, so is its next one."""
+    if not isinstance(record, cuda_stub.Stub) and case in ("of another device", "managed"):
+        pytest.skip("a GPU knows what lies there")
+    options, changing = (TAKEN | REFUSED)[case], matrix(DeviceTensor)
+    cached(changing, 2.5)
+    usual, original = record.launches[-1], ffi.new("DLTensor *", changing._managed.dl_tensor)
+    tensors = [matrix(type("Fresh", (DeviceTensor,), {}), **options), matrix(DeviceTensor, **options), changing]
+    changing._managed.dl_tensor = tensors[1]._managed.dl_tensor
+    record.clear()
     if case in REFUSED:
-        said = {is_refused(lambda each=each: cached(each, 2.5), BufferError).replace("Fresh", "DeviceTensor") for each in tensors}
-        assert len(said) == 1 and not record.launches
-        return
-    for tensor in tensors:
-        cached(tensor, 2.5)
-    first, fast = record.launches
-    assert fast == first  # the compiled kernel, too, which is another one for other layouts
+        said = [is_refused(functools.partial(cached, each, 2.5), BufferError) for each in tensors]
+        assert len({each.replace("Fresh", "DeviceTensor") for each in said}) == 1 and not record.launches
+    else:
+        for tensor in tensors:
+            cached(tensor, 2.5)
+        assert len(record.launches) == 3 and len(set(record.launches)) == 1  # also the kernel: another one for other layouts
+    changing._managed.dl_tensor = original[0]
+    cached(changing, 2.5)
+    assert record.launches[-1] == usual

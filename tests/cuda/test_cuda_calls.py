@@ -1,28 +1,26 @@
-"""How kernels for CUDA are called: arguments, declared signatures, configurations, and the package's own launches."""
+"""How kernels for CUDA are called: arguments, declared signatures, configurations, bound launches, CPU and GPU under one name."""
 
+import contextlib
+import copy
 import functools
+import gc
 import math
 import pickle
 import struct
-import textwrap
+import weakref
 
 import numpy as np
 import pytest
+from cuda_checks import all_given_back, in_threads, is_refused
 from cuda_tensors import DeviceTensor
-from launches import (
-    ExportedTensor,
-    Interface,
-    address,
-    device_array,
-    dispatcher_of,
-    is_refused,
-    kernel_of,
-    launch_cached,
-)
+from frameworks import torch
+from launches import ExportedTensor, Interface, address, device_array, dispatcher_of, kernel_of, launch_cached
+from numba import types
 from stub_processes import run_package
 
-from fastexchange import CudaError, fast_args
-from fastexchange.cuda.driver import driver
+from fastexchange import BoundCudaLaunch, CudaError, bfloat16, fast_args, float8_e5m2, float16
+from fastexchange.cuda.targets import BFLOAT16, target_of
+from fastexchange.ground.dtypes import dtype_field
 
 both_packages = pytest.mark.both_packages
 INT_MAX = 2**31 - 1
@@ -30,7 +28,7 @@ INT_MAX = 2**31 - 1
 
 @pytest.fixture
 def x(package):
-    return DeviceTensor((3,), data=address(package))
+    return tensor(package)
 
 
 def packed(*values) -> tuple[bytes, ...]:
@@ -43,28 +41,26 @@ def with_defaults(a, b=2, c=3.5):
     pass
 
 
-def test_keywords_and_defaults(record, package):
+def test_keywords_and_defaults(record, package, x):
     kernel = fast_args(package.jit(with_defaults))
     launcher = kernel[1, 32]
     cases = [
-        ((1,), {}, (1, 2, 3.5)),
-        ((1, 5), {}, (1, 5, 3.5)),
-        ((1,), {"c": 0.5}, (1, 2, 0.5)),
-        ((), {"c": 0.5, "b": 7, "a": 1}, (1, 7, 0.5)),
-        ((1, 5, 6.5), {}, (1, 5, 6.5)),
-    ]
+        ((1,), {}, (1, 2, 3.5)), ((1, 5), {}, (1, 5, 3.5)), ((1,), {"c": 0.5}, (1, 2, 0.5)),
+        ((), {"c": 0.5, "b": 7, "a": 1}, (1, 7, 0.5)), ((1, 5, 6.5), {}, (1, 5, 6.5)),
+    ]  # fmt: skip
     wrong = [
-        ((), {}, "missing 1 required positional argument: 'a'"),
-        ((1, 2, 3.5, 4), {}, "takes from 1 to 3 positional arguments but 4 were given"),
-        ((1,), {"d": 2}, "unexpected keyword argument 'd'"),
-        ((1,), {"a": 2}, "multiple values for argument 'a'"),
+        ((), {"c": x}, "missing 1 required positional argument: 'a'"),
+        ((x, 2, x, 4), {}, "takes from 1 to 3 positional arguments but 4 were given"),
+        ((x,), {"d": x}, "unexpected keyword argument 'd'"),
+        ((x,), {"a": 2}, "multiple values for argument 'a'"),
     ]
     for arguments, named, expected in cases * 4:
         launcher(*arguments, **named)
         assert record.launches[-1].parameters == packed(*expected)
     record.clear()
-    for arguments, named, said in wrong:
-        is_refused(functools.partial(launcher, *arguments, **named), TypeError, said)
+    with all_given_back(launcher, x):
+        for arguments, named, said in wrong * 20:
+            is_refused(functools.partial(launcher, *arguments, **named), TypeError, said)
     assert record.launches == []
     assert len(kernel.signatures) == 1 == kernel.counts().slow
 
@@ -84,7 +80,7 @@ def test_signatures_in_turn(record, package, x):
     y = DeviceTensor((2, 2), "int64", data=address(package) + 512)
     kernel = kernel_of(package, 2)
     launcher = kernel[1, 32]
-    launches = [(1, x), (1.5, x), (True, y), (np.int8(3), y), (np.float32(1), (x, y)), (y, x), (1j, 2)]
+    launches = [(1, x), (-2, x), (2**63, x), (1.5, x), (True, y), (np.int8(3), y), (np.float32(1), (x, y)), (y, x), (1j, 2)]
     expected = []
     for arguments in launches:
         launcher(*arguments)
@@ -95,18 +91,9 @@ def test_signatures_in_turn(record, package, x):
             launcher(*arguments)
             assert record.launches[-1].packed == wanted
         record.clear()
-    assert kernel.counts() == (4 * len(launches), len(launches), len(launches))
-    assert kernel.signatures == list(kernel.dispatcher.overloads) and len(kernel.signatures) == len(launches)
-
-
-def test_values_are_read_in_each_launch(record, package, x):
-    launcher = kernel_of(package, 2)[1, 32]
-    launch_cached(launcher, 0, x)
-    for value in (*range(5), -1):
-        launcher(value, x)
-        assert record.launches[-1].parameters[0] == packed(value)[0]
-    launcher(2**63, x)  # another type
-    assert record.launches[-1].parameters[0] == (2**63).to_bytes(8, "little")
+    taken = len(launches) - 1  # an int has one, unless it needs 64 bits without a sign
+    assert kernel.counts() == (4 * len(launches) + 1, taken, taken)
+    assert kernel.signatures == list(kernel.dispatcher.overloads) and len(kernel.signatures) == taken
 
 
 # ---- declared signatures ---------------------------------------------------------------------------------------------
@@ -133,7 +120,6 @@ NUMBERS = [
 @pytest.mark.parametrize("declared, numbers, beyond", NUMBERS, ids=[row[0] for row in NUMBERS])
 def test_a_number_becomes_the_declared_one_as_numpy_converts_it(record, package, declared, numbers, beyond):
     launcher = kernel_of(package, 1, signature=f"void({declared})")[1, 1]
-
     for given in numbers:
         with np.errstate(over="ignore"):
             expected = np.dtype(declared.replace("boolean", "bool")).type(given).tobytes()
@@ -207,7 +193,6 @@ def test_what_a_declared_signature_does_not_take(record, package, mixed, x):
 
 @both_packages
 def test_layouts_of_declared_arrays(record, package):
-    """What "C" says is relied on by the kernel."""
     c, f, a = (kernel_of(package, 1, signature=f"void(float32[{what}])")[1, 1] for what in (":,::1", "::1,:", ":,:"))
     makers = [
         lambda strides: DeviceTensor((3, 4), "float32", strides, data=address(package)),
@@ -293,15 +278,12 @@ def test_for_all_tasks(stub, package, x):
         kernel.forall(0).bind(x)()
     assert stub.launches == []
     for launcher, *expected in [
-        *[(kernel.forall(1000), 11, 96, 0)] * 4,
-        (kernel.forall(1000, 128, None, 512), 8, 128, 512),
-        (kernel.forall(1, tpb=32, sharedmem=16), 1, 32, 16),
-        (kernel.forall(np.int64(96)), 1, 96, 0),
-    ]:
+        *[(kernel.forall(1000), 11, 96, 0)] * 4, (kernel.forall(1000, 128, None, 512), 8, 128, 512),
+        (kernel.forall(1, tpb=32, sharedmem=16), 1, 32, 16), (kernel.forall(np.int64(96)), 1, 96, 0),
+    ]:  # fmt: skip
         launcher(x)
         launch = stub.launches[-1]
         assert [launch.grid[0], launch.block[0], launch.shared] == expected and launch.grid[1:] == launch.block[1:] == (1, 1)
-    stub.set_occupancy(264, 256)
     assert len(stub.launches) == 7
 
 
@@ -318,26 +300,19 @@ def test_the_best_block_is_that_for_the_shared_memory(stub, package, x):
 
 
 @pytest.mark.parametrize("shared", [0, 1024])
-def test_where_no_block_can_run(stub, package, x, monkeypatch, shared):
-    kernel, asked = kernel_of(package, 1), []
-
-    def none(*args):
-        asked.append(args)
-        return driver().bindings.CUresult.CUDA_SUCCESS, 0, 0
-
+def test_where_no_block_can_run(stub, package, x, shared):
+    launcher = kernel_of(package, 1).forall(1000, 0, None, shared)
     said = "kernel() was not launched (for 1000 tasks", f"no block with {shared} bytes", "LAUNCH_OUT_OF_RESOURCES"
-    with monkeypatch.context() as patch:
-        patch.setattr(driver().bindings, "cuOccupancyMaxPotentialBlockSize", none)
-        for _ in range(3):
-            is_refused(lambda: kernel.forall(1000, 0, None, shared)(x), CudaError, *said)
-    assert len(asked) == 3 and stub.launches == []
-    kernel.forall(1000, 0, None, shared)(x)
+    stub.set_occupancy(0, 0)
+    for _ in range(3):
+        is_refused(lambda: launcher(x), CudaError, *said)
+    stub.set_occupancy(264, 256)
+    launcher(x)
     assert len(stub.launches) == 1
 
 
 @pytest.mark.parametrize("shared", [48 * 1024, 48 * 1024 + 1])
 def test_dynamic_shared_memory(stub, package, x, shared):
-    """More than 48 KiB has to be asked for, once."""
     launcher = kernel_of(package, 1)[1, 32, None, shared]
     stub.set_trace(True)
     launch_cached(launcher, x)
@@ -486,10 +461,9 @@ def test_pickling(record, package):
     kernel = fast_args(package.jit(with_defaults))
     launcher = kernel[(2, 3), 32, None, 64]
     launcher(1)
-    for each in (kernel, launcher, kernel.forall(100), kernel[2, 32]):
+    for each in (kernel, kernel.forall(100), kernel[2, 32], launcher):
         again = pickle.loads(pickle.dumps(each))
         assert type(again) is type(each) and repr(again) == repr(each)
-    again = pickle.loads(pickle.dumps(launcher))
     assert again.configuration == launcher.configuration
     again(1)
     assert record.launches[-1].packed == record.launches[0].packed and record.launches[-1].grid == (2, 3, 1)
@@ -498,17 +472,8 @@ def test_pickling(record, package):
 
 @both_packages
 def test_the_disk_cache(package, tmp_path):
-    """A second process compiles nothing."""
-    source = f"""
-        from {package.__name__} import jit
-        from fastexchange import fast_args
-
-        @fast_args
-        @jit(cache=True)
-        def fast(a, x):
-            x[0] = a
-    """
-    (tmp_path / "compiled_kernels.py").write_text(textwrap.dedent(source))
+    imports = f"from {package.__name__} import jit\nfrom fastexchange import fast_args\n"
+    (tmp_path / "compiled_kernels.py").write_text(f"{imports}@fast_args\n@jit(cache=True)\ndef fast(a, x):\n    x[0] = a\n")
     code = f"""
         import sys
         sys.path.insert(0, {str(tmp_path)!r})
@@ -517,11 +482,9 @@ def test_the_disk_cache(package, tmp_path):
         for _ in range(4):
             fast[1, 32](2.0, x)
         stats = fast.dispatcher.stats
-        print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()), len(stub.launches))
-        print(stub.launches[-1].packed == stub.launches[0].packed)
+        print(len(stats.cache_hits), len(stats.cache_misses), len({{launch.packed for launch in stub.launches}}))
     """
-    first, second = (run_package(code, package).split() for _ in range(2))
-    assert first == ["0", "1", "4", "True"] and second == ["1", "0", "4", "True"]
+    assert [run_package(code, package) for _ in range(2)] == ["0 1 1\n", "1 0 1\n"]
 
 
 @both_packages
@@ -542,3 +505,242 @@ def test_precompile_launches_nothing(record, package, x):
     assert kernel.precompile((1, x)) == beside.signatures and kernel.counts().compiled == 0
     kernel.precompile((1, 2))
     assert kernel.counts().compiled == 1 == len(beside.signatures) and len(record.launches) == 8
+
+
+# ---- elements that neither Numba nor a package for CUDA computes with, and names of half precision ----
+@both_packages
+def test_elements_that_nobody_computes_with_are_their_bits_if_asked(package):
+    """bfloat16 is the package's; to compile a kernel with it takes NVRTC, which is not everywhere."""
+    ml_dtypes, dispatcher = pytest.importorskip("ml_dtypes"), dispatcher_of(package, 1)
+    asking = fast_args(dispatcher, storage=True)
+    for name in ("float8_e5m2", "float8_e4m3fn"):
+        assert str(asking._element_of(dtype_field(np.dtype(getattr(ml_dtypes, name))))) == "uint8"
+    for kernel in (asking, fast_args(dispatcher)):
+        assert "bfloat16" in str(kernel._element_of(BFLOAT16)).lower()
+
+
+def scaled(x, y):
+    y[0] = bfloat16(np.float32(x[0]) * np.float32(2))
+
+
+def halved(x, y):
+    y[0] = float16(np.float32(x[0]) / np.float32(2))
+
+
+def eighth(x, y):
+    y[0] = float8_e5m2(1.5)
+
+
+@both_packages
+def test_names_of_half_precision_are_the_packages(package):
+    """A kernel's source is one for processor and GPU; of formats that the package has not, its error tells."""
+    target = target_of(package.jit(scaled))
+    own = {"bfloat16": package.types.bfloat16, "float16": target.type_of(types.float16)}
+    float32 = target.type_of(types.float32)
+
+    def compiled(kernel, element):
+        array = target.type_of(types.Array(types.float32, 1, "C")).copy(dtype=element)
+        return package.compile_ptx(kernel, (array, array), cc=(8, 0))[0]
+
+    with contextlib.suppress(ImportError):  # NVRTC, which is not everywhere
+        import cuda.bindings.nvrtc
+
+        assert cuda.bindings.nvrtc.nvrtcVersion()[1] > 0
+        for element in (own["bfloat16"], float32):
+            assert ".entry" in compiled(scaled, element)
+        with pytest.raises(Exception, match="has no type for float8_e5m2"):
+            compiled(eighth, float32)
+    assert ".entry" in compiled(halved, own["float16"])
+    x = np.ones(1, np.float16)
+    fast_args(halved)(x, x)  # on the processor
+    assert x[0] == 0.5
+
+
+# ---- bound launches --------------------------------------------------------------------------------------------------
+def tensor(package, shape=(3,), dtype="float32", strides=None, cls=DeviceTensor, **options):
+    return cls(shape, dtype, strides, data=address(package), **options)
+
+
+@pytest.mark.parametrize("make", [
+    lambda package: tensor(package, (3, 4), strides=(8, 2)), lambda package: tensor(package, cls=ExportedTensor),
+    lambda package: Interface(tensor(package)), lambda package: device_array(package, tensor(package)),
+], ids=["tensor", "tensor that is exported", "interface", "device array"])  # fmt: skip
+def test_a_bound_launch_is_the_launch_with_the_arguments_that_it_keeps(record, package, make):
+    arguments = (2.5, make(package), True, (np.int8(3),), 1j)
+    launcher = kernel_of(package, 5)[(4, 2), 64, None, 100]
+    launch = launcher.bind(*arguments[:4], a4=1j)
+    assert record.launches == []
+    launcher(*arguments)
+    assert type(launch) is BoundCudaLaunch and launch.launcher is launcher and launch.arguments == arguments
+    for _ in range(4):
+        assert launch() is None
+    first, *others = record.launches
+    assert len(others) == 4 and {each._replace(api="", thread=0) for each in others} == {first._replace(api="", thread=0)}
+    reference = weakref.ref(arguments[1])
+    del arguments, first, others
+    gc.collect()
+    assert reference() is not None and "bound to float, " in repr(launch)
+    del launch
+    gc.collect()
+    assert reference() is None
+
+
+def test_rebinding(record, package, x):
+    y = DeviceTensor((7,), data=address(package) + 512)
+    launcher = kernel_of(package, 2)[1, 32]
+    with all_given_back(x, y):
+        launch = launcher.bind(1, x)
+        launch()
+        launch.rebind(a1=y)()
+        launcher(1, y)
+        launch.rebind(a0=5, a1=tensor(package, dtype="float64"))()  # another signature
+    assert record.launches[1].packed == record.launches[2].packed != record.launches[0].packed
+    assert record.launches[3].parameters[0] == (5).to_bytes(8, "little")
+
+
+def test_a_bound_launch_raises_what_the_launch_raises(record, package, x):
+    launcher = kernel_of(package, 2)[1, 32]
+    launch = launcher.bind(1, x)
+    is_refused(lambda: launcher.bind(), TypeError, "missing")
+    is_refused(lambda: launcher.bind(1, 2, 3), TypeError, "takes 2")
+    is_refused(lambda: launch(1), TypeError, "takes no arguments, 1 given")
+    is_refused(lambda: launch.rebind(b=1), TypeError, "'b', which is no parameter")
+    is_refused(lambda: launch.rebind(a1=tensor(package, device_type=1))(), BufferError, "kDLCPU:0")
+    for copied in (copy.copy, pickle.dumps):
+        is_refused(lambda copied=copied: copied(launch), TypeError, "not pickled or copied")
+    launch.rebind(a1=x)()
+    assert len(record.launches) == 1
+
+
+def test_threads_that_launch_while_it_is_rebound(record, package):
+    x, y = tensor(package), tensor(package, (5,))
+    launch = kernel_of(package, 1)[1, 32].bind(x)
+
+    def work():
+        for _ in range(200):
+            launch()
+
+    with all_given_back(x, y):
+        in_threads(*[work] * 4, meanwhile=lambda: [launch.rebind(a0=each) for _ in range(20) for each in (y, x)])
+    assert len(record.launches) == 800 and len({each.packed for each in record.launches}) <= 2
+
+
+# ---- CPU and GPU under one name --------------------------------------------------------------------------------------
+def both_of_two(package, launch):
+    def on_cpu(a0, a1):
+        for i in range(a1.shape[0]):
+            a1[i] += a0
+
+    return fast_args(cuda=dispatcher_of(package, 2), launch=launch)(on_cpu)
+
+
+CPU_ARRAYS = {"numpy": np.zeros} if torch is None else {"numpy": np.zeros, "torch": torch.zeros}
+
+
+def test_tensors_decide(record, package):
+    kernel, x = both_of_two(package, (4, 32, None, 64)), tensor(package)
+    for _ in range(4):
+        for make in CPU_ARRAYS.values():
+            array = make(3)
+            kernel(2.0, array)
+            assert array.tolist() == [2.0] * 3
+        assert record.launches == []
+        for there in (x, Interface(x), device_array(package, x)):
+            kernel(2.0, there)
+            kernel(a1=there, a0=2.0)
+        assert len(record.launches) == 6 and len({each.packed for each in record.launches}) == 1
+        assert record.launches[-1].grid == (4, 1, 1) and record.launches[-1].shared == 64
+        record.clear()
+
+
+@pytest.mark.parametrize("make", CPU_ARRAYS)
+def test_tensors_of_both_kinds_are_refused(record, package, make):
+    kernel, x, array = both_of_two(package, (1, 32)), tensor(package), CPU_ARRAYS[make](3)
+    # Arrays of NumPy the package copies to the device, in its own launch, if it can tell what stands beside them.
+    refusals = BufferError if make == "torch" else (BufferError, TypeError, ValueError)
+    for _ in range(3):
+        for arguments in ((x, array), (array, x)):
+            with pytest.raises(refusals):
+                kernel(*arguments)
+    assert record.launches == [] and array.tolist() == [0.0] * 3 and x.exported == x.deleted
+
+
+def test_a_chosen_configuration(stub, package):
+    asked = []
+    kernel = both_of_two(package, lambda a0, a1: asked.append((a0, a1)) or (a1.shape[0], 32))
+    for length in (3, 5, 3, 3):
+        x = tensor(package, (length,))
+        kernel(1.0, x)
+        assert asked.pop() == (1.0, x) and stub.launches[-1].grid == (length, 1, 1)
+    kernel(1.0, np.zeros(3))
+    assert asked == []
+    stub.set_occupancy(10, 128)
+    both_of_two(package, lambda a0, a1: a1.shape[0])(1.0, tensor(package, (1000,)))
+    assert (stub.launches[-1].grid, stub.launches[-1].block) == ((8, 1, 1), (128, 1, 1))
+    for chosen, kind in ((None, TypeError), ("4", TypeError), ((1,), ValueError), (-1, ValueError)):
+        bad = both_of_two(package, lambda a0, a1, chosen=chosen: chosen)
+        is_refused(lambda bad=bad: bad(1.0, x), kind)
+    is_refused(lambda: both_of_two(package, lambda a0, a1: {}["chosen"])(1.0, x), KeyError, "chosen")
+    assert len(stub.launches) == 5
+
+
+def test_the_kernel_for_cuda_by_itself(record, package):
+    kernel = both_of_two(package, (1, 32))
+    assert kernel[7, 64] is kernel.cuda[7, 64] and type(kernel.cuda).__name__ == "CudaKernel"
+    kernel[7, 64](1.0, tensor(package))
+    assert record.launches[-1].grid == (7, 1, 1)
+    is_refused(lambda: fast_args(lambda x: None)[1, 32], TypeError, "without a launch configuration")
+    assert fast_args(kernel) is kernel
+
+
+BAD_OPTIONS = [  # without launch, without cuda, and so on: what is given beside a function for the CPU
+    (TypeError, "needs launch=", {"cuda": 1}),
+    (TypeError, "needs cuda=", {"launch": (1, 1)}),
+    (TypeError, "@cuda.jit dispatcher", {"cuda": lambda a0: None, "launch": (1, 1)}),
+    (TypeError, "for the CPU", {"cuda": fast_args(lambda a0: None), "launch": (1, 1)}),
+    (TypeError, "the same parameters", {"cuda": 2, "launch": (1, 1)}),
+    (TypeError, "launch is (grid, block)", {"cuda": 1, "launch": 5}),
+    (ValueError, "", {"cuda": 1, "launch": (1,)}),
+    (TypeError, "cannot be given with out=", {"cuda": 1, "launch": (1, 1), "out": "a0[n]"}),
+]
+
+
+def test_bad_options(package):
+    def function(a0):
+        pass
+
+    dispatchers = {count: dispatcher_of(package, count) for count in (1, 2)}
+    for kind, text, options in BAD_OPTIONS:
+        given = {name: dispatchers.get(value, value) if name == "cuda" else value for name, value in options.items()}
+        is_refused(lambda: fast_args(function, **given), kind, text)  # noqa: B023
+    is_refused(lambda: fast_args(dispatchers[1], cuda=dispatchers[1], launch=(1, 1)), TypeError)
+
+
+def test_wrong_arguments_under_one_name(stub, package, x):
+    kernel = both_of_two(package, (1, 32))
+    is_refused(lambda: kernel(1.0), TypeError, "missing")
+    is_refused(lambda: kernel(1.0, x, x), TypeError, "takes 2")
+    is_refused(lambda: kernel(1.0, b=x), TypeError, "unexpected keyword")
+    is_refused(lambda: kernel(1.0, tensor(package, device_type=4)), BufferError)
+    stub.fail("cuLaunchKernel", 700)
+    is_refused(lambda: kernel(1.0, x), CudaError, "ILLEGAL_ADDRESS")
+    kernel(1.0, x)
+    assert len(stub.launches) == 1
+
+
+def test_defaults_and_threads_under_one_name(record, package):
+    @fast_args(cuda=package.jit(lambda a0, a1=1.5: None), launch=(1, 32))
+    def kernel(a0, a1=1.5):
+        a0[0] += a1
+
+    x, arrays = tensor(package), np.zeros((2, 3))
+
+    def work(array):
+        for _ in range(50):
+            kernel(x)
+            kernel(array)
+
+    in_threads(*[functools.partial(work, array) for array in arrays])
+    assert arrays[:, 0].tolist() == [75.0] * 2 and len(record.launches) == 100
+    assert len({each.packed for each in record.launches}) == 1
+    assert record.launches[0].parameters[-1] == np.float64(1.5).tobytes()

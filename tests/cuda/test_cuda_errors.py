@@ -1,14 +1,19 @@
-"""Errors of the driver, and processes without one: what is raised, and that nothing is left behind."""
+"""Errors of the driver, processes without one, and ownership on every exit of a launch: nothing is left behind."""
 
+import gc
 import pickle
+import sys
+import weakref
 
+import numpy as np
 import pytest
-from cuda_producers import Exports, both_ways, new_stream
+from cuda_checks import all_given_back, both_ways, is_refused, new_stream, traced
+from cuda_producers import ArrayInterface, Exports, ExportsLegacy
 from cuda_stub import SONAME, Stub, real_driver
 from cuda_tensors import DeviceTensor, OtherTensor
 from forked import needs_fork
 from interpreter import run_python
-from launches import is_refused, launch_cached
+from launches import ExportedTensor, Interface, address, device_array, kernel_of, launch_cached
 from made_producers import Ledger
 from stub_processes import PACKAGES, is_installed, run_package
 
@@ -16,14 +21,17 @@ from fastexchange import CudaError, fast_args
 from fastexchange.cuda.driver import driver
 
 STICKY = {700: "ILLEGAL_ADDRESS", 719: "LAUNCH_FAILED", 721: "TENSOR_MEMORY_LEAK", 226: "CONTAINED", 710: "ASSERT"}
-OTHERS = {1: "INVALID_VALUE", 2: "OUT_OF_MEMORY", 209: "NO_BINARY_FOR_GPU", 400: "INVALID_HANDLE", 701: "LAUNCH_OUT_OF_RESOURCES",
-          709: "CONTEXT_IS_DESTROYED", 720: "COOPERATIVE_LAUNCH_TOO_LARGE", 999: "UNKNOWN"}  # fmt: skip
+OTHERS = {1: "INVALID_VALUE", 2: "OUT_OF_MEMORY", 201: "INVALID_CONTEXT", 209: "NO_BINARY_FOR_GPU", 400: "INVALID_HANDLE",
+          701: "LAUNCH_OUT_OF_RESOURCES", 709: "CONTEXT_IS_DESTROYED", 999: "UNKNOWN"}  # fmt: skip
 
 
 # ---- what the driver refuses -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("code", [*OTHERS, *STICKY])
-def test_a_launch_that_the_driver_refuses(stub, kernels, code):
-    x, exports = DeviceTensor((4,)), Exports(Ledger())
+@pytest.mark.parametrize("function, code", [
+    *[("cuLaunchKernel", code) for code in [*OTHERS, *STICKY]], ("cuCtxGetCurrent", 201), ("cuCtxPushCurrent", 201),
+])  # fmt: skip
+def test_a_launch_that_the_driver_refuses(stub, kernels, function, code):
+    device = 0 if function == "cuLaunchKernel" else 1  # which is not the current one
+    x, exports = DeviceTensor((4,), device=device), Exports(Ledger(), device=device)
     launcher = kernels[1][(2, 3), (8, 4), None, 64]
     ways = [lambda: launcher(x), lambda: launcher(x=x), lambda: launcher(exports), launcher.bind(x)]
     for launch in ways:
@@ -31,7 +39,7 @@ def test_a_launch_that_the_driver_refuses(stub, kernels, code):
     stub.clear()
     before = stub.current_context()
     for launch in ways:
-        stub.fail("cuLaunchKernel", code)
+        stub.fail(function, code)
         with pytest.raises(CudaError) as caught:
             launch()
         error = caught.value
@@ -45,7 +53,7 @@ def test_a_launch_that_the_driver_refuses(stub, kernels, code):
         launch()
     assert len(stub.launches) == len(ways)
     exports.ledger.check(6)
-    stub.fail("cuLaunchKernel", code, sticky=True)
+    stub.fail(function, code, sticky=True)
     for _ in range(3):
         said = is_refused(lambda: launcher(x), CudaError, (STICKY | OTHERS)[code])
         assert ("restart the process" in said) is (code in STICKY)
@@ -66,21 +74,6 @@ def test_the_extended_launch(record, package):
         is_refused(refused, CudaError, "synchronises() was not launched", "COOPERATIVE_LAUNCH_TOO_LARGE", "same time")
     kernel[2, 32](x)
     assert len(record.launches) == 1
-
-
-@pytest.mark.parametrize("function", ["cuCtxGetCurrent", "cuCtxPushCurrent"])
-def test_contexts_that_fail(stub, kernels, function):
-    x = DeviceTensor((4,), device=1)
-    both_ways(lambda: kernels[1][1, 32](x))
-    bound = kernels[1][1, 32].bind(x)
-    current = stub.current_context()
-    stub.clear()
-    for launch in (lambda: kernels[1][1, 32](x), lambda: kernels[1][1, 32](x=x), bound):
-        stub.fail(function, 201)
-        is_refused(launch, CudaError, "CUDA_ERROR_INVALID_CONTEXT")
-        assert stub.current_context() == current
-        launch()
-    assert len(stub.launches) == 3
 
 
 LEARNING = ["cuLibraryLoadData", "cuModuleLoadData", "cuLibraryGetKernel", "cuModuleGetFunction", "cuKernelGetFunction",
@@ -129,8 +122,13 @@ def test_events_that_fail(stub, kernels, function, after):
     assert made == stub.trace.count("cuEventDestroy")
     assert len(stub.launches) == after, "what could not be ordered before was not launched"
     assert stub.current_context() == before
-    kernels[2][1, 32](x, y)
-    assert len(stub.launches) == after + 1
+    with traced(stub) as calls:
+        kernels[2][1, 32](x, y)
+    assert len(stub.launches) == 1 and calls.count("cuEventCreate") == calls.count("cuEventDestroy") == 2
+    OtherTensor.streams[0] = DeviceTensor.streams[0]
+    with traced(stub) as calls:
+        kernels[2][1, 32](x, y)
+    assert not [name for name in calls if "Event" in name]
 
 
 BEYOND = [
@@ -141,7 +139,6 @@ TASKS = [2**31, 2**31 + 5, 2**32, 2**32 + 5, 2**40, 2**41, 2**41 + 1, 2**63, 2**
 
 
 def test_configurations_beyond_the_limits(record, kernels):
-    """And more tasks than a grid has blocks of one thread."""
     x = DeviceTensor((4,))
     both_ways(lambda: kernels[1][1, 32](x))
     both_ways(lambda: kernels[1].forall(10, 1)(x))
@@ -207,17 +204,6 @@ assert fast_args(lambda x: x + 1)(2) == 3
 dispatcher[1, 32](3)
 print(len(stub.launches))
 """
-_BOTH_PACKAGES = """
-from numba import cuda
-from numba_cuda_mlir import cuda as mlir
-x = DeviceTensor((4,))
-kernels = [fast_args(package.jit(lambda x: None)) for package in (cuda, mlir)]
-for _ in range(4):
-    for kernel in kernels:
-        kernel[2, 32](x)
-launches = stub.launches
-print(len(launches), [kernel.counts().fast for kernel in kernels], [len(each.parameters) for each in launches[-2:]])
-"""
 # CUDA cannot be used in a child of a process that has used it, and each launch there says so.
 _FORK = """
 import os
@@ -245,17 +231,11 @@ _NO_LAUNCHES = "native code makes no launches here, so use the dispatcher: the l
 
 @pytest.mark.both_packages
 def test_where_the_driver_reports_other_parameters(package):
-    """Such launches are the package's own, and ``explain`` says so."""
     assert run_package(_OTHER_PARAMETERS, package) == "4 0 True\n" * 4 + "4 3 False\n"
 
 
 def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package):
     assert run_package(_ODD_INTERPRETER, package) == f"fast_args(): {_NO_LAUNCHES}\n" * 2 + "1\n"
-
-
-@pytest.mark.skipif(not all(map(is_installed, PACKAGES)), reason="one package is not installed")
-def test_both_packages_in_one_process(package):
-    assert run_package(_BOTH_PACKAGES, package) == "8 [3, 3] [7, 5]\n"
 
 
 @needs_fork
@@ -283,23 +263,19 @@ import numpy as np
 from fastexchange import CudaError, fast_args
 
 for name in NAMES:
-    cuda = importlib.import_module(name)
-    try:
-        kernel = fast_args(cuda.jit(lambda x: None))
-        for _ in range(2):
-            try:
-                kernel[1, 32](np.float32(2))
-            except Exception as error:
-                print(name, type(error).__name__, error)
-    except Exception as error:
-        print(name, "made:", type(error).__name__, error)
+    cuda, kernel = importlib.import_module(name), None
+    for _ in range(2):
+        try:
+            kernel = kernel or fast_args(cuda.jit(lambda x: None))
+            kernel[1, 32](np.float32(2))
+        except Exception as error:
+            print(name, type(error).__name__, error)
 assert fast_args(lambda x: x + 1)(1) == 2
 """
 
 
 @pytest.mark.skipif(real_driver(), reason=f"there is a {SONAME}")
 def test_without_a_driver():
-    """The same error each time, which names the driver."""
     names = list(filter(is_installed, PACKAGES))
     said = set(run_python(f"NAMES = {names}\n{_NO_DRIVER}").stdout.splitlines())
     assert len(said) == len(names) and {line.split()[0] for line in said} == set(names), said
@@ -310,3 +286,160 @@ def test_without_a_driver():
 def test_without_a_device(package):
     said = run_package(f"NAMES = [{package.__name__!r}]\nstub.set_devices(0)\n{_NO_DRIVER}", package).splitlines()
     assert said and "CUDA_ERROR_NO_DEVICE" in said[0], said
+
+
+# ---- ownership: each export is given back once, each reference is back, no frame is lost ----
+def company(record, package, size: int) -> list:
+    """Arguments of every kind."""
+    at = address(package)
+    makers = [
+        lambda i: DeviceTensor((3,), data=at + 64 * i), lambda i: ExportedTensor((3,), data=at + 64 * i), lambda i: 10.5 + i,
+        lambda i: (DeviceTensor((2, 2), data=at + 64 * i), 1000 + i), lambda i: Exports(Ledger()),
+        lambda i: Interface(DeviceTensor((3,), data=at + 64 * i)),
+        lambda i: device_array(package, DeviceTensor((3,), data=at + 64 * i)), lambda i: ExportsLegacy(Ledger()),
+    ]  # fmt: skip
+    return [makers[i % len(makers)](i) for i in range(size)]
+
+
+def lenders(record, package, size: int) -> list:
+    return [(DeviceTensor((3,), data=address(package) + 64 * i), 300 + i)[i % 4 == 3] for i in range(size)]
+
+
+def crowd(record, package, size: int) -> list:
+    """More interfaces than a call's frame has room for at first, before the others."""
+    return [tuple(ArrayInterface(record, stream=1) for _ in range(100)), *lenders(record, package, size)[1:]]
+
+
+def parts(arguments) -> list:
+    """The arguments, and what those of a crowd consist of."""
+    items = [item for value in arguments if type(value) is tuple for item in value if type(item) is ArrayInterface]
+    return [*arguments, *items, *[item.said for item in items]]
+
+
+def named(arguments) -> dict:
+    return {f"a{i}": value for i, value in enumerate(arguments)}
+
+
+each_kind = pytest.mark.parametrize("kind", [company, lenders, crowd])
+
+
+@pytest.mark.parametrize("size", [1, 8])
+@each_kind
+def test_launches(record, package, kind, size):
+    arguments = kind(record, package, size)
+    kernel = kernel_of(package, size)
+    launcher = kernel[1, 32]
+    with all_given_back(*parts(arguments)):
+        launcher(*arguments)
+    if kind is lenders:
+        launch_cached(launcher, *arguments)
+
+    def launch(times: int) -> None:
+        for _ in range(times):
+            launcher(*arguments)
+            launcher(**named(arguments))
+            launcher.explain(*arguments)
+
+    launch(4)  # all that is compiled for them, and cache entries
+    gc.collect()  # what compilation has left holds some
+    nones = sys.getrefcount(None)
+    with all_given_back(kernel, launcher, *parts(arguments)):
+        launch(100)
+    assert abs(sys.getrefcount(None) - nones) < 100, "of 200 that were returned; others use it, too"
+    given = kernel[1, 32, 0]
+    with all_given_back(*parts(arguments), given, kernel):
+        launch = given.bind(*arguments)
+        for _ in range(10):
+            launch()
+        launch.rebind(a0=arguments[0])
+        del launch
+
+
+REFUSALS = (BufferError, TypeError, ValueError, OverflowError, NotImplementedError)
+CULPRITS = {  # test_cuda_refusals.py has more of them, each alone and beside one other
+    "CPU": lambda at: DeviceTensor((3,), data=at, device_type=1),
+    "exported from the CPU": lambda at: ExportedTensor((3,), data=at, device_type=1),
+    "another device": lambda at: DeviceTensor((3,), data=at, device=2),
+    "no type": lambda at: object(),
+    "beyond 64 bits": lambda at: 2**70,
+    "in a tuple": lambda at: (1, (DeviceTensor((3,), data=at, device_type=1), 2)),
+    "nothing of CUDA's": lambda at: Interface(DeviceTensor((3,), data=12345)),
+}
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@each_kind
+def test_refusals(record, package, kind, warm):
+    arguments, launcher = kind(record, package, 8), kernel_of(package, 8)[1, 32]
+    given = launcher.kernel[1, 32, 0]
+    for _ in range(4 * warm):
+        launcher(*arguments)
+    record.clear()
+    for name, position in [(name, position) for name in CULPRITS for position in (kind is crowd, 4, 7)]:
+        culprit = CULPRITS[name](address(package))
+        bad = [*arguments]
+        bad[position] = culprit
+        with all_given_back(launcher, culprit, *parts(arguments), *bad):
+            for attempt in (launcher, given) * 2:
+                with pytest.raises(REFUSALS) as caught:
+                    attempt(*bad)
+            assert type(caught.value).__name__ in str(launcher.explain(*bad)) or name in ("another device", "no type")
+            del caught
+    assert record.launches == []
+    launcher(*arguments)
+    assert len(record.launches) == 1
+
+
+@each_kind
+def test_errors_of_the_driver(stub, package, kind):
+    """Of a first launch, and of those by the cache entry, by keyword, and bound."""
+    arguments, launcher = kind(stub, package, 8), kernel_of(package, 8)[1, 32]
+    given = launcher.kernel[1, 32, 0]
+    ways = lambda: launcher(*arguments), lambda: launcher(**named(arguments)), lambda: given.bind(*arguments)()
+    for calls, failing in ((ways[:1], "cuLaunchKernel"), (ways, "cuLaunchKernel"), (ways, "cuCtxGetCurrent")):
+        with all_given_back(*parts(arguments), given, launcher):
+            for call in calls:
+                stub.fail(failing, 700)
+                is_refused(call, CudaError, "ILLEGAL_ADDRESS")
+        for call in ways * 2:
+            call()
+
+
+@pytest.mark.filterwarnings("ignore:Could not find source")
+@pytest.mark.parametrize("options, others", [({"debug": True, "opt": False}, []), ({}, [np.zeros(3)])])
+def test_the_packages_own_launches(package, options, others):
+    arguments = [device_array(package, DeviceTensor((3,), data=address(package))), 2.5, *others]
+    launcher = kernel_of(package, len(arguments), **options)[1, 32]
+    for _ in range(3):
+        launcher(*arguments)
+    with all_given_back(launcher, *arguments):
+        for _ in range(10):
+            launcher(*arguments)
+
+
+def test_what_is_freed(package):
+    """Kernels, launchers, tensors and device arrays, after launches of every way; nothing knows them any more."""
+
+    class Mine(DeviceTensor):
+        __slots__ = ()
+
+    class Stream:
+        def __cuda_stream__(self):
+            return 0, 2
+
+    kernel, stream = kernel_of(package, 2), Stream()
+    launcher, given = kernel[1, 32], kernel[1, 32, stream]
+    x, array = Mine((3,), data=address(package)), device_array(package, DeviceTensor((3,), data=address(package)))
+    launch_cached(launcher, x, 1)
+    launcher(array, 1)
+    launcher((x, array), 1)
+    launch = launcher.bind(x, array)
+    forall = kernel.forall(10)
+    forall(x, 1)
+    alive, *references = [weakref.ref(each) for each in (stream, kernel, launcher, x, array, launch, forall)]
+    del stream
+    gc.collect()
+    assert alive() is not None, "it lives as long as its launcher"
+    del kernel, launcher, x, array, launch, forall, given, Mine
+    gc.collect()
+    assert [reference() for reference in (alive, *references)] == [None] * 7

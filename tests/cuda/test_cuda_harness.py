@@ -1,16 +1,19 @@
-"""What the tests rely on where there is a GPU, proved without one: the recorder of launches, digests, and who is the driver."""
+"""What the tests rely on: the driver stub; and where there is a GPU, proved without one, the recorder of launches and digests."""
 
-import importlib.util
-import os
+import ctypes
 import shutil
+import struct
 import sys
-from pathlib import Path
+import threading
+from ctypes import c_size_t, c_uint, c_void_p
+from types import SimpleNamespace
 
 import cuda_stub
 import numpy as np
 import pytest
+from comparing import MAGIC, digest_of
+from cuda_checks import in_threads
 from cuda_tensors import DeviceTensor
-from digests import digest_of
 from interpreter import run_python
 from launches import address, kernel_of
 from recorder import Recorder
@@ -19,22 +22,18 @@ from test_cuda_bytes import DTYPES, SCALARS, Pair
 from fastexchange import fast_args
 from fastexchange.cuda.driver import driver
 
-HERE = Path(__file__).parent
-
 
 @pytest.mark.both_packages
 def test_the_recorder_sees_what_the_stub_records(stub, package):
     """Of launches of every way, also what is captured; and nothing once it has left its place."""
-    x = DeviceTensor((3, 4), "complex64", (8, 2), data=address(package))
-    arguments = (np.int8(1), x, (2.5, True), 1j)
+    arguments = (np.int8(1), DeviceTensor((3, 4), "complex64", (8, 2), data=address(package)), (2.5, True), 1j)
     kernel, stream, bindings = kernel_of(package, 4), package.stream(), driver().bindings
+    configurations = [(3, 64), ((2, 3, 4), (8, 4, 2), stream, 100), (1, 32, None, 100_000), (1, 32, 1)]
+    configurations += [((4, 2), 32, None, 0, (2, 1))] * (package.__name__ != "numba.cuda")
 
     def synchronises(a):
         package.cg.this_grid().sync()
 
-    configurations = [(3, 64), ((2, 3, 4), (8, 4, 2), stream, 100), (1, 32, None, 100_000), (1, 32, 1)]
-    if package.__name__ != "numba.cuda":
-        configurations.append(((4, 2), 32, None, 0, (2, 1)))
     with Recorder() as recorder:
         for configuration in configurations:
             for _ in range(4):
@@ -46,8 +45,6 @@ def test_the_recorder_sees_what_the_stub_records(stub, package):
             kernel[0, 32](*arguments)
         assert len(recorder.launches) == 5 * len(configurations) + 2
         assert recorder.launches == [launch._replace(name="") for launch in stub.launches]
-        assert recorder.current_context() == stub.current_context()
-        assert recorder.primary_context(1) == stub.primary_context(1)
         before = stub.allocations()
         recorder.allocate(100)
         assert stub.allocations() == before + 1
@@ -64,7 +61,6 @@ def test_the_recorder_sees_what_the_stub_records(stub, package):
 
 @pytest.mark.both_packages
 def test_digests_are_compiled_by_both_packages(stub, package):
-    """Of every element type and every kind of number, alone and in tuples."""
     at = address(package)
     arrays = [DeviceTensor(shape, dtype, data=at) for dtype in DTYPES for shape in ((), (2,))]
     x = DeviceTensor((0, 3), "float32", data=at)
@@ -76,27 +72,75 @@ def test_digests_are_compiled_by_both_packages(stub, package):
     assert stub.launches[-1].cooperative and len(stub.launches[-1].parameters) > 150
 
 
-@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda, which simulates, is not installed")
-def test_digests_tell_every_argument():
-    """Whatever changes in one, something else is written. The simulator needs a process of its own."""
-    said = run_python("import simulated_digests", NUMBA_ENABLE_CUDASIM="1").stdout
-    assert int(said) > 50
+def test_digests_are_all_that_the_arguments_are():
+    """Their kernel is run as the function of Python that it is."""
+    places = {"gridDim": (2, 1, 1), "blockDim": (4, 3, 1), "blockIdx": (0, 0, 0), "threadIdx": (0, 0, 0)}
+    cuda = SimpleNamespace(**{name: SimpleNamespace(x=x, y=y, z=z) for name, (x, y, z) in places.items()})
+    cube, counts, nothing = np.arange(24.0).reshape(2, 3, 4), np.array([70, 71, 72], "u1"), np.zeros((0, 5))
+    arguments = cube, (5, 2.5), Pair(1j + 3, Pair(True, (counts,))), nothing, np.array(9.5), np.float16(0.5)
+    function, *sizes = digest_of(arguments, cuda=cuda, np=np)
+    ints, floats = np.full(sizes[0], -1), np.full(sizes[1], -1.0)
+    function(*arguments, ints, floats)
+    assert ints.tolist() == [MAGIC, 2, 1, 1, 4, 3, 1, 2, 3, 4, 5, 1, 3, 70, 72, 0, 5]
+    assert floats.tolist() == [0, 3, 8, 12, 23, 2.5, 3, 1, 9.5, 0.5]  # the first element, those at the ends, and the last
 
 
-_WHO = """
-import conftest
-from cuda.bindings import driver
-(failed,), (_, count) = driver.cuInit(0), driver.cuDeviceGetCount()
-print(conftest.STUB is not None, conftest.WHY_NOT == "", int(failed), count)
-"""
+# ---- the driver stub: it refuses what the driver refuses, of what no package comes to ----
+class Driver:
+    """The driver by ctypes, found by its name, as the packages find it; and a kernel with a float64 for its parameter."""
+
+    def __init__(self, stub, kernel):
+        kernel[1, 32](2.5)
+        self.stub, self.function, self.cu = stub, c_void_p(stub.launches[-1].function), ctypes.CDLL("libcuda.so.1")
+        self._value = ctypes.c_double(2.5)
+        self._pointers = (c_void_p * 1)(ctypes.addressof(self._value))
+
+    def launch(self, function=None, grid=(1, 1, 1), block=(32, 1, 1), shared=0, stream=None, values=..., extra=None) -> int:
+        numbers, values = map(c_uint, (*grid, *block, shared)), self._pointers if values is ... else values
+        return self.cu.cuLaunchKernel(function or self.function, *numbers, stream, values, extra)
 
 
-@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="the driver stub needs Linux and a C compiler")
-@pytest.mark.parametrize("devices, found", [(0, "True True 0 3\n"), (2, "False True 0 2\n")], ids=["none", "two"])
-def test_a_driver_without_a_device_gives_way_to_the_stub(tmp_path, devices, found):
-    """The machine's driver is played by the stub: with a device it is used, and nothing else is loaded."""
-    pytest.importorskip("cuda.bindings")
-    cuda_stub.build(tmp_path)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("LD_LIBRARY_PATH", "")])
-    code = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n{_WHO}"
-    assert run_python(code, LD_LIBRARY_PATH=path, CUDA_STUB_DEVICES=str(devices)).stdout == found
+@pytest.fixture
+def libcuda(stub, kernels):
+    return Driver(stub, kernels[1])
+
+
+def test_parameters_come_by_pointers_or_packed(libcuda):
+    (launch,), packed, size = libcuda.stub.launches, ctypes.c_double(2.5), c_size_t(8)
+    assert launch.packed == struct.pack("<d", 2.5) and launch.thread == threading.get_native_id()
+    extra = (c_void_p * 5)(1, ctypes.addressof(packed), 2, ctypes.addressof(size), 0)
+    assert libcuda.launch() == libcuda.launch(values=None, extra=extra) == 0
+    assert libcuda.launch(extra=extra) == libcuda.launch(values=None) == 1  # both, and none
+    assert libcuda.stub.launches == [launch] * 3
+    libcuda.stub.clear()
+    assert libcuda.stub.launches == [] and libcuda.stub.log == []
+
+
+def test_bad_launches_fail_as_in_the_driver_and_are_not_recorded(libcuda):
+    launch, nobodys, seen = libcuda.launch, c_void_p(0x1234560), []
+    libcuda.stub.clear()
+    for grid, block in [((0, 1, 1), (1, 1, 1)), ((1, 65536, 1), (1, 1, 1)), ((1, 1, 1), (1, 1, 65)), ((1, 1, 1), (32, 33, 1))]:
+        assert launch(grid=grid, block=block) == 1
+    assert launch(shared=48 * 1024 + 1) == 1
+    assert launch(nobodys) == launch(stream=nobodys) == 400
+    in_threads(lambda: seen.append(launch()))
+    assert seen == [201], "the thread has no context"
+    with driver().on(1):
+        assert launch() == 400, "the function is of another context"
+    assert libcuda.stub.launches == []
+    assert launch(shared=48 * 1024) == launch(grid=(2**31 - 1, 65535, 65535), block=(16, 1, 64)) == 0
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("cc") is None or cuda_stub.real_driver(),
+    reason="the driver stub needs Linux, a C compiler, and that there is no driver",
+)
+@pytest.mark.parametrize("before, refusal", [
+    ("sys.modules['numba_cuda_mlir'] = types.ModuleType('numba_cuda_mlir')", "imported already"),
+    ("ctypes.CDLL(sys.argv[1])", "loaded already"), ("cuda_stub.real_driver = lambda: True", "of its own"),
+    ("sys.modules['cuda.bindings'] = types.ModuleType('cuda.bindings')", "no refusal"),
+])  # fmt: skip
+def test_the_stub_is_not_loaded_beside_a_driver(tmp_path, before, refusal):
+    code = f"import ctypes, sys, types, cuda_stub\n{before}\ncuda_stub.load(sys.argv[2])\nprint('no refusal')"
+    done = run_python(code, str(cuda_stub.build(tmp_path)), str(tmp_path), check=False)
+    assert refusal in (done.stdout or done.stderr)

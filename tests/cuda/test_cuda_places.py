@@ -1,24 +1,26 @@
-"""Where a launch goes: to which device and stream, in whose context, and what orders it among several producers."""
+"""Where a launch goes: to which device and stream, in whose context; what orders it among several producers; what it calls."""
 
+import ctypes
 import functools
+import importlib
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_producers import HOST, MANAGED, ArrayInterface, Exports, Wrapper, both_ways, new_stream, traced
+from cuda_checks import both_ways, in_threads, new_stream, traced
+from cuda_producers import FAILURES, HOST, MANAGED, ArrayInterface, Exports, FailingTensor, Wrapper
 from cuda_tensors import DeviceTensor, OtherTensor
-from launches import in_threads
 from made_producers import Ledger
-from stub_processes import run_package
+from stub_processes import PACKAGES, run_package
 
 from fastexchange.cuda.driver import driver
 
 
 class World:
-    """Two frameworks that work on streams of their own, arrays and exports; `streams` by their names and device."""
-
     def __init__(self, stub, package):
         self.stub, self.ledger = stub, Ledger()
-        self.pinned = package.pinned_array(4, np.float32)
+        self.pinned, self.managed = package.pinned_array(4, np.float32), package.managed_array(4, np.float32)
         self.streams = {
             (name, device): new_stream(device)
             for name, device in [("mine", 0), ("mine", 1), ("mine", 2), ("other's", 0), ("array's", 0), ("given", 0)]
@@ -36,8 +38,8 @@ class World:
     def array(self, stream="array's", device=0, **said):
         return ArrayInterface(self.stub, device=device, stream=stream and self.streams[stream, device], **said)
 
-    def exports(self):
-        return Exports(self.ledger)
+    def exports(self, **options):
+        return Exports(self.ledger, **options)
 
 
 @pytest.fixture
@@ -79,12 +81,18 @@ WHERE = {
     "an array of another device": (lambda w: [w.array(None, 2), (1, w.array(None, 2))], None, 2, "default", []),
     "an array without elements": (lambda w: [w.array(None, shape=(0,), data=0), w.mine(2)], None, 2, "mine", []),
     "an array without elements, alone": (lambda w: [w.array(None, shape=(0,), data=0)], None, CURRENT, "default", []),
+    "an array of pinned memory beside a tensor": (
+        lambda w: [w.array(None, data=w.pinned.ctypes.data), w.mine(2)], None, 2, "mine", []),
+    "an array of managed memory beside a tensor": (
+        lambda w: [w.array(None, data=w.managed.ctypes.data), w.mine(2)], None, 2, "mine", []),
     "an array of pinned memory, which somebody fills": (
         lambda w: [w.mine(), w.array(data=w.pinned.ctypes.data)], None, 0, "mine", ["array's"]),
     "pinned memory, on a stream": (
         lambda w: [w.mine(), w.array(data=w.pinned.ctypes.data)], "given", 0, "given", ["array's"]),
     "an export": (lambda w: [w.exports()], None, 0, "default", []),
     "an export on a stream": (lambda w: [w.exports()], "given", 0, "given", []),
+    "an export of pinned memory, which has no stream": (
+        lambda w: [w.exports(device_type=HOST)], None, CURRENT, "default", []),
     "an export beside a tensor": (lambda w: [w.exports(), w.mine()], None, 0, "mine", []),
     "an export beside an array": (lambda w: [w.exports(), w.array()], None, 0, "array's", []),
     "an export after an array": (lambda w: [w.array(), w.exports()], None, 0, "array's", []),
@@ -106,7 +114,7 @@ def check_order(stub, own: int, others: list[int]) -> None:
 
 @pytest.mark.parametrize("name", WHERE)
 def test_where_a_launch_goes(stub, kernels, world, name):
-    """By position, also by the cache entry, by keyword, and for tasks; the thread's context is as before, if it has one."""
+    """By position, also by the cache entry, by keyword, for tasks, and bound; the thread's context, if any, is as before."""
     make, given, device, stream, others = WHERE[name]
     arguments = make(world)
     kernel, given = kernels[len(arguments)], given and world.streams[given, 0]
@@ -117,12 +125,14 @@ def test_where_a_launch_goes(stub, kernels, world, name):
         functools.partial(kernel[1, 32, given], **dict(zip("xyz", arguments, strict=False))),
         functools.partial(kernel.forall(9, 0, given), *arguments),
     ]
+    both_ways(ways[0])
+    bound = kernel[1, 32, given].bind(*arguments)
 
     def check(current: int) -> None:
         where = current if device is CURRENT else device
         own = world.streams[stream, where]
         before = stub.current_context()
-        for launch in ways:
+        for launch in (*ways, bound):
             launch()
             stub.clear()
             counted = kernel.counts()
@@ -131,10 +141,9 @@ def test_where_a_launch_goes(stub, kernels, world, name):
             assert (made.device, made.context, made.stream) == (where, stub.primary_context(where), own)
             check_order(stub, own, [world.streams[other, where] for other in others])
             assert stub.current_context() == before
-            assert [each.told[-1] for each in exports] == [own or 1] * len(exports)
-            assert (kernel.counts().fast == counted.fast + 1) is is_native
+            assert all(each.told[-1] == (None if each.device[0] == HOST else own or 1) for each in exports)
+            assert launch is bound or (kernel.counts().fast == counted.fast + 1) is is_native
 
-    both_ways(ways[0])
     in_threads(lambda: check(0))  # which begins without a context
     for current in (0, 1):
         with driver().on(current):
@@ -143,7 +152,6 @@ def test_where_a_launch_goes(stub, kernels, world, name):
 
 
 def test_the_tensors_are_asked_in_each_launch(stub, kernels, world):
-    """For their device and stream; by bound launches, too."""
     bound = kernels[1][1, 32].bind(DeviceTensor((4,)))
     for i in range(24):
         device = 0 if i < 12 else i % 3
@@ -153,32 +161,6 @@ def test_the_tensors_are_asked_in_each_launch(stub, kernels, world):
         if device == 0:
             bound()
             assert stub.launches[-1].stream == stream
-
-
-def test_bound_launches_and_contexts(stub, kernels):
-    """The current context is as before, also where there is none."""
-    bound = [kernels[1][1, 32].bind(DeviceTensor((4,), device=device)) for device in (0, 2)]
-
-    def check():
-        before = stub.current_context()
-        for launch, device in zip(bound, (0, 2), strict=True):
-            launch()
-            assert stub.current_context() == before and stub.launches[-1].device == device
-
-    check()
-    in_threads(check)
-
-
-def test_events_are_destroyed_and_only_made_where_streams_differ(stub, kernels, world):
-    x, y = world.mine(), world.other()
-    for _ in range(4):
-        with traced(stub) as calls:
-            kernels[2][1, 32](x, y)
-        assert calls.count("cuEventCreate") == calls.count("cuEventDestroy") == 2
-    OtherTensor.streams[0] = DeviceTensor.streams[0]
-    stub.clear()
-    kernels[2][1, 32](x, y)
-    check_order(stub, DeviceTensor.streams[0], [])
 
 
 ONE, OTHER = ("mine", 0), ("other's", 0)
@@ -205,18 +187,18 @@ def test_names_of_streams(stub, kernels, world, is_given):
         check_order(stub, stream, [] if are_one else [own])
 
 
+def new_context(device: int):
+    """One that is not primary, which is then the current one."""
+    bindings = driver().bindings
+    try:
+        error, context = bindings.cuCtxCreate(bindings.CUctxCreateParams(), 0, device)
+    except TypeError:  # before CUDA 13
+        error, context = bindings.cuCtxCreate(0, device)
+    assert not int(error)
+    return context
+
+
 def test_a_context_that_is_not_primary(stub, kernels):
-    """Launches are in the device's primary context, where the packages load their kernels, whatever is current."""
-    from cuda.bindings import driver as bindings
-
-    def new_context(device):
-        try:
-            error, context = bindings.cuCtxCreate(bindings.CUctxCreateParams(), 0, device)
-        except TypeError:  # before CUDA 13
-            error, context = bindings.cuCtxCreate(0, device)
-        assert not int(error)
-        return context
-
     for device in (0, 1):
         context = new_context(device)
         try:
@@ -228,7 +210,7 @@ def test_a_context_that_is_not_primary(stub, kernels):
                 assert stub.launches[-1].context == stub.primary_context(there)
             assert stub.current_context() == int(context)
         finally:
-            bindings.cuCtxDestroy(context)
+            driver().bindings.cuCtxDestroy(context)
 
 
 def test_tensors_on_different_devices_are_refused(stub, kernels):
@@ -288,35 +270,18 @@ for device in (0, 1, 2, 1, 0):
         kernel[1, 32](DeviceTensor((4,), device=device))
 print([each.device for each in stub.launches][::4], len({each.function for each in stub.launches}))
 """
-# Loading is the package's, and so is its error, with the driver's name in it; the next launch finds nothing half done.
-_NO_BINARY = """
-kernel = fast_args(cuda.jit(lambda x: None))
-for name in ("cuLibraryLoadData", "cuModuleLoadData", "cuModuleLoadDataEx"):
-    stub.fail(name, 209)
-try:
-    kernel[1, 32](DeviceTensor((4,)))
-except Exception as error:
-    print("NO_BINARY_FOR_GPU" in str(error) or "209" in str(error))
-stub.reset()
-kernel[1, 32](DeviceTensor((4,)))
-print(len(stub.launches))
-"""
 # The packages do not: they make the new one's current instead of one that is not primary.
 _CONTEXT = """
+from test_cuda_places import new_context
 stub.set_devices(3)
 cuda.current_context()
-from cuda.bindings import driver as bindings
-try:
-    error, context = bindings.cuCtxCreate(bindings.CUctxCreateParams(), 0, 0)
-except TypeError:
-    error, context = bindings.cuCtxCreate(0, 0)
+context = new_context(0)
 for device in (2, 1, 0):
     fast_args(cuda.jit(lambda x: None))[1, 32](DeviceTensor((4,), device=device))
     print(stub.current_context() == int(context), stub.launches[-1].device)
 """
 SAID = {
     "each architecture has a kernel of its own": (_ARCHITECTURES, "[0, 1, 2, 1, 0] 3\n"),
-    "a kernel for another architecture": (_NO_BINARY, "True\n1\n"),
     "the first use of a device leaves the current context": (_CONTEXT, "True 2\nTrue 1\nTrue 0\n"),
 }
 
@@ -326,3 +291,181 @@ SAID = {
 def test_in_a_new_process(package, name):
     code, said = SAID[name]
     assert run_package(code, package) == said
+
+
+# ---- streams that are given, and producers that cannot tell theirs ----
+class _Says:
+    def __init__(self, said):
+        self.said = said
+
+    def __cuda_stream__(self):
+        return self.said
+
+
+class _Property(_Says):
+    __cuda_stream__ = property(lambda self: self.said)
+
+
+def _torch(handle):
+    return SimpleNamespace(cuda_stream=handle)
+
+
+KINDS = {
+    "__cuda_stream__": lambda handle: _Says((0, handle)),
+    "__cuda_stream__, a property": lambda handle: _Property((0, handle)), "torch": _torch,
+    "cupy": lambda handle: SimpleNamespace(ptr=handle), "int": int, "numpy int": np.int64,
+    "CUstream": lambda handle: driver().bindings.CUstream(handle), "c_void_p": ctypes.c_void_p,
+    "handle, a c_void_p": lambda handle: SimpleNamespace(handle=ctypes.c_void_p(handle)),
+    "cuda.core": lambda handle: pytest.importorskip("cuda.core").Stream.from_handle(handle),
+    **{package: lambda handle, package=package, module=module: (
+        pytest.importorskip(package) and importlib.import_module(module).external_stream(handle))
+       for module, package in PACKAGES.items()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_that_is_given_wins(stub, kernels, kind):
+    handle = new_stream()
+    DeviceTensor.streams[0] = OtherTensor.streams[0] = new_stream()
+    stream, x = KINDS[kind](handle), DeviceTensor((4,))
+    both_ways(lambda: kernels[2][1, 32, stream](x, OtherTensor((4,))))
+    for launch in (kernels[1][1, 32, stream], kernels[1].forall(5, 0, stream)):
+        launch(x)
+    assert {(each.api, each.stream) for each in stub.log} == {("cuLaunchKernel", handle)}
+
+
+@pytest.mark.both_packages
+@pytest.mark.parametrize("handle", [0, 1, 2])
+def test_default_streams_can_be_given(record, kernels, package, handle):
+    DeviceTensor.streams[0] = new_stream()
+    made = [package.default_stream, package.legacy_default_stream, package.per_thread_default_stream][handle]()
+    for stream in (handle, made, _torch(handle), _Says((0, handle)), ctypes.c_void_p(handle)):
+        kernels[1][1, 32, stream](DeviceTensor((4,)))
+        assert record.launches[-1].stream == handle
+
+
+_PER_THREAD = """
+class Framework:
+    cuda_stream = 0
+
+def empty(x):
+    pass
+
+def two(x, y):
+    pass
+
+x, mine, other = cuda.device_array(3), DeviceTensor((4,)), OtherTensor((4,))
+own, kernel = cuda.jit(empty), fast_args(cuda.jit(empty))
+
+def streams(launch):
+    stub.clear()
+    for _ in range(4):
+        launch()
+    return sorted({each.stream for each in stub.launches})
+
+print(streams(lambda: kernel[1, 32](x)), streams(lambda: kernel[1, 32](7)), streams(lambda: kernel[1, 32, 0](mine)))
+framework = Framework()
+print(*[streams(lambda: kernel[1, 32, stream](mine)) for stream in (None, framework, 1)])
+made = cuda.default_stream(), cuda.legacy_default_stream(), cuda.per_thread_default_stream()
+print(*[streams(lambda: kernel[1, 32, stream](mine)) for stream in made])
+debug = fast_args(cuda.jit(debug=True, opt=False)(empty))
+print(streams(lambda: debug[1, 32](x)), streams(lambda: debug[1, 32, Framework()](x)))
+if cuda.__name__ == "numba.cuda":  # the other's own launcher does not ask
+    print(streams(lambda: own[1, 32](x)))
+stub.clear()
+OtherTensor.streams[0] = 2
+fast_args(cuda.jit(two))[1, 32](mine, other)
+for each in stub.log:
+    if each.api in ("cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernel"):
+        print(each.api, each.stream)
+"""
+
+
+@pytest.mark.both_packages
+def test_where_each_thread_has_a_default_stream_of_its_own(package):
+    """Then it is that of launches without a producer's, and of the number 0; a framework's 0 still is the legacy one."""
+    said = run_package(_PER_THREAD, package, CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM="1")
+    lines = said.splitlines()
+    assert lines[:4] == ["[2] [2] [2]", "[0] [0] [1]", "[2] [1] [2]", "[2] [1]"]
+    assert package.__name__ != "numba.cuda" or lines.pop(4) == "[2]"
+    assert lines[4:] == ["cuEventRecord 2", "cuStreamWaitEvent 1", "cuLaunchKernel 0", "cuEventRecord 1", "cuStreamWaitEvent 2"]
+
+
+BAD = {
+    "(stream|handle)": [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _Says((0, -1)),
+                        _torch("x"), _torch(1.0)],
+    "version 1, only version 0": [_Says((1, 0))], r"is .*, not \(0, handle\)": [_Says(3), _Says((0, 1, 2))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_what_is_no_stream_is_refused(kernels, message):
+    for stream in BAD[message]:
+        with pytest.raises((TypeError, ValueError), match=rf"one\[\.\.\.\]: .*{message}"):
+            kernels[1][2, 32, stream]
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_a_producer_that_cannot_tell_its_stream(record, kernels, failure):
+    x, kind = FailingTensor((4,)), BufferError if failure == FAILURES["mute"] else MemoryError
+    both_ways(lambda: kernels[1][1, 32](x))
+    bound = kernels[1][1, 32].bind(x)
+    record.clear()
+    FailingTensor.streams[0] = failure
+    for launch in (lambda: kernels[1][1, 32](x), bound, lambda: kernels[2][1, 32](1, x), lambda: kernels[1].forall(3)(x)):
+        with pytest.raises(kind) as caught:
+            launch()
+        said = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        if launch is not bound:  # a MemoryError is more than a message: it has a note, which Python 3.10 knows nothing of
+            is_said = kind is BufferError or sys.version_info >= (3, 11)
+            assert ("the stream on which the tensors' producer works" in said) == is_said
+    kernels[1][1, 32, 2](x)
+    assert [each.stream for each in record.launches] == [2]
+    FailingTensor.streams[0] = 0
+    kernels[1][1, 32](x)
+    bound()
+    assert len(record.launches) == 3
+
+
+# ---- capture, and the calls of a launch ------------------------------------------------------------------------------
+def test_a_launch_on_a_capturing_stream_is_captured(stub, kernels):
+    bindings, stream, x = driver().bindings, new_stream(), DeviceTensor((4,))
+    DeviceTensor.streams[0] = stream
+    both_ways(lambda: kernels[1][1, 32](x))
+    bound = kernels[1][1, 32].bind(x)
+    with driver().on(0):
+        driver().call("cuStreamBeginCapture", bindings.CUstream(stream), bindings.CUstreamCaptureMode(0))
+        with traced(stub) as calls:
+            kernels[1][1, 32](x)
+            kernels[1].forall(100)(x)
+            bound()
+        launches = stub.launches
+        driver().call("cuStreamEndCapture", bindings.CUstream(stream))
+    assert len(launches) == 3 and all(each.graph for each in launches) and len({each.graph for each in launches}) == 1
+    assert set(calls) <= {"cuCtxGetCurrent", "cuLaunchKernel", "cuOccupancyMaxPotentialBlockSize", "cuFuncGetAttribute",
+                          "cuCtxPushCurrent", "cuCtxPopCurrent"}  # fmt: skip
+    kernels[1][1, 32](x)
+    assert not stub.launches[-1].graph
+
+
+STEADY = {
+    "general": lambda kernel, x: kernel[1, 32](x=x), "fast": lambda kernel, x: kernel[1, 32](x),
+    "given": lambda kernel, x: kernel[1, 32, 2](x), "forall": lambda kernel, x: kernel.forall(1000)(x),
+    "large shared": lambda kernel, x: kernel[1, 32, None, 100_000](x),
+    "a number": lambda kernel, x: kernel[1, 32](2.0), "bound": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEADY)
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_launch_makes_no_call_but_those_that_it_needs(stub, kernels, name, device):
+    x = DeviceTensor((4,), device=device)
+    launch = kernels[1][1, 32].bind(x) if name == "bound" else lambda: STEADY[name](kernels[1], x)
+    both_ways(launch)
+    both_ways(kernels[0][1, 32])
+    with driver().on(0), traced(stub) as calls:
+        launch()
+        kernels[0][1, 32]()
+    needed = ["cuCtxGetCurrent", "cuLaunchKernel"]
+    pushed = ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernel", "cuCtxPopCurrent"]
+    assert calls == (needed if device == 0 or name == "a number" else pushed) + needed

@@ -6,23 +6,13 @@ import sys
 
 import numpy as np
 import pytest
-from cuda_producers import CUDA, MANAGED, ArrayInterface, Exports, ExportsLegacy, Wrapper, both_ways, traced
+from cuda_checks import all_given_back, both_ways, is_refused, traced
+from cuda_producers import CUDA, MANAGED, ArrayInterface, Exports, ExportsLegacy, Wrapper
 from cuda_stub import Stub
 from cuda_tensors import DeviceTensor
 from frameworks import torch
-from launches import ExportedTensor, address, all_given_back, is_refused
+from launches import ExportedTensor, address
 from made_producers import Dunder, Ledger, Tabled, capsule, export_versioned
-
-
-class _Gives(Exports):
-    """Whose export is what `give` says."""
-
-    def __init__(self, ledger, give):
-        super().__init__(ledger)
-        self.give = give
-
-    def __dlpack__(self, **options):
-        return self.give(self)
 
 
 class _Liar(Exports):
@@ -60,7 +50,7 @@ class Maker:
         return value
 
     def gives(self, give):
-        return _Gives(self.ledger, give)
+        return type("Gives", (Exports,), {"__dlpack__": lambda tensor, **options: give(tensor)})(self.ledger)
 
     def capsule(self, tensor, name=b"dltensor_versioned", ledger=None, **lies):
         return capsule(export_versioned(ledger or self.ledger, tensor.array, **{**tensor.lies, **lies}), name)
@@ -151,6 +141,9 @@ REFUSED = {  # who makes it, what it is refused with, and what that says
     **{f"a {type(value).__name__}": (
         lambda m, value=value: value, TypeError, f"no kernel for CUDA takes an argument of type {type(value).__name__}")
        for value in ("s", [1.0], None, {1: 2}, object())},
+    **{f"a tensor of {name}": (
+        lambda m, name=name: m.tensor(dtype=getattr(pytest.importorskip("ml_dtypes"), name)), BufferError, "storage=True")
+       for name in ("float8_e5m2", "float8_e4m3fn")},
 }  # fmt: skip
 
 
@@ -187,10 +180,9 @@ def test_it_is_refused(record, package, kernels, name):
         one[1, 32](maker.array())
 
 
-@pytest.mark.parametrize("buffer", [stdlib_array.array("f", [1, 2]), memoryview(bytearray(8)), b"12"])
-def test_buffers_are_memory_of_the_host(record, kernels, buffer):
-    """The packages take none either."""
-    is_refused(lambda: kernels[1][1, 32](buffer), BufferError, "kDLCPU")
+def test_buffers_are_memory_of_the_host(record, kernels):
+    for buffer in (stdlib_array.array("f", [1, 2]), memoryview(bytearray(8)), b"12"):
+        is_refused(lambda: kernels[1][1, 32](buffer), BufferError, "kDLCPU")  # noqa: B023
     assert not record.launches
 
 

@@ -1,18 +1,15 @@
 """Resets of a device's context: by ``cuda.close()``, by the device, by its context, by the other package, by the driver.
 
-Afterwards no launch may use what was in the context: the driver stub, as the driver, keeps the handle of the context and
-refuses those of what has been in it. Each in a process of its own, for a reset takes everything away.
+The driver stub, as the driver, keeps the context's handle, and refuses those of what has been in it. Each in its own process.
 """
 
 import functools
 import importlib
-import threading
 
 import numpy as np
 import pytest
-from cuda_producers import new_stream
+from cuda_checks import in_threads, is_refused, new_stream
 from cuda_tensors import DeviceTensor, OtherTensor
-from launches import is_refused
 from stub_processes import PACKAGES, is_installed, run_package
 
 from fastexchange import CudaError, fast_args
@@ -128,7 +125,6 @@ def by_the_driver():
 
 
 def by_the_other_package():
-    """The context is the device's, whoever uses it."""
     (other,) = (importlib.import_module(name) for name in PACKAGES if name != cuda.__name__)
     other.current_context()
     fast = kernel(1)[1, 32]
@@ -149,9 +145,7 @@ def of_another_device_or_by_another_thread():
     for _ in range(4):
         here, there = made(fast, x), made(fast, y)
     slow = one.counts().slow
-    thread = threading.Thread(target=cuda.close)
-    thread.start()
-    thread.join()
+    in_threads(cuda.close)
     assert made(fast, x) == here and made(fast, y) == there and one.counts().slow == slow
     cuda.gpus[1].reset()
     for _ in range(4):

@@ -7,7 +7,7 @@ Load it before any CUDA package is imported; what they launch is recorded, none 
     ...
     assert stub.launches[-1].grid == (4, 1, 1)
 
-The packages keep the driver for the life of the process, so tests run their code by ``stub_processes.run_with_stub``, in others.
+The packages keep the driver for the life of the process, so tests run their code by ``stub_processes.run_package``, in others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import ctypes
 import functools
 import os
 import re
-import struct
 import subprocess
 import sys
 import tempfile
@@ -63,12 +62,11 @@ def _launch(record) -> Launch:
     packed = _ffi().buffer(record.bytes, record.size)[:]
     spans = [(record.parameters[i].offset, record.parameters[i].size) for i in range(record.parameter_count)]
     parameters = tuple(packed[offset : offset + size] for offset, size in spans)
-    said = [_plain(getattr(record, name)) for name in _SAID]
-    return Launch(*said, tuple(offset for offset, _ in spans), parameters, packed)
+    return Launch(*_fields(record, _SAID), tuple(offset for offset, _ in spans), parameters, packed)
 
 
-def _entry(record) -> Entry:
-    return Entry(*[_plain(getattr(record, name)) for name in Entry._fields])
+def _fields(record, names) -> list:
+    return [_plain(getattr(record, name)) for name in names]
 
 
 class Stub:
@@ -78,10 +76,7 @@ class Stub:
         self.path = path
         self._global = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
         self._lib = _ffi().dlopen(str(path))
-        self._hook = None
         self._launches: list[Launch] = []
-
-    # ---- what it recorded
 
     @property
     def launches(self) -> list[Launch]:
@@ -93,7 +88,7 @@ class Stub:
     @property
     def log(self) -> list[Entry]:
         """Launches, copies, fills, records, waits and synchronisations, in the order of the calls that succeeded."""
-        return [_entry(self._lib.stub_entry_at(i)) for i in range(self._lib.stub_entry_count())]
+        return [Entry(*_fields(self._lib.stub_entry_at(i), Entry._fields)) for i in range(self._lib.stub_entry_count())]
 
     @property
     def trace(self) -> list[str]:
@@ -110,8 +105,6 @@ class Stub:
         self._lib.stub_clear()
         self._launches = []
 
-    # ---- how it behaves
-
     def fail(self, name: str, code: int, after: int = 0, sticky: bool = False) -> None:
         """Let the (after + 1)-th call of function `name` from now return `code`; sticky: and every call after it."""
         self._lib.stub_fail(name.encode(), code, after, sticky)
@@ -124,33 +117,19 @@ class Stub:
         self._lib.stub_set_fast(2 if on and threads else on)
 
     def set_trace(self, on: bool) -> None:
-        """Keep the name of every function called."""
         self._lib.stub_set_trace(on)
 
     def set_devices(self, count: int) -> None:
         """Set the number of devices: before the first use of the driver."""
-        if not self._lib.stub_set_devices(count):
-            raise ValueError(f"{count} devices: at most 8, and before cuInit")
+        assert self._lib.stub_set_devices(count), f"{count} devices: at most 8, and before cuInit"
 
     def set_capability(self, device: int, major: int, minor: int) -> None:
         """Set the compute capability of a device: before the first use of the driver."""
-        if not self._lib.stub_set_capability(device, major, minor):
-            raise ValueError(f"device {device}: at most 7, and before cuInit")
+        assert self._lib.stub_set_capability(device, major, minor), f"device {device}: at most 7, and before cuInit"
 
     def set_occupancy(self, grid: int, block: int) -> None:
         """Set what cuOccupancyMaxPotentialBlockSize answers."""
         self._lib.stub_set_occupancy(grid, block)
-
-    def set_hook(self, function) -> None:
-        """Call `function(launch)` at each launch, after it is recorded; None: no more."""
-        ffi = _ffi()
-        hook = ffi.NULL
-        if function is not None:
-            hook = ffi.callback("void(const stub_launch *)", lambda record: function(_launch(record)))
-        self._lib.stub_set_hook(hook)
-        self._hook = hook
-
-    # ---- memory, contexts, addresses
 
     def allocate(self, size: int, device: int = 0) -> int:
         """The address of new memory of `device`, in its primary context; the driver must be initialised."""
@@ -158,10 +137,6 @@ class Stub:
         if not pointer:
             raise MemoryError(f"{size} bytes on device {device}")
         return pointer
-
-    def free(self, pointer: int) -> None:
-        if not self._lib.stub_free(pointer):
-            raise ValueError(f"no allocation begins at {pointer:#x}")
 
     def allocations(self, device: int = 0) -> int:
         return self._lib.stub_allocation_count(device)
@@ -185,28 +160,23 @@ def real_driver() -> bool:
     return subprocess.run([sys.executable, "-S", "-c", code], capture_output=True).returncode == 0
 
 
-_built: bytes | None = None
+@functools.cache
+def _compiled() -> bytes:
+    """The file of the stub: a process compiles it once."""
+    options = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *WARNINGS, f"-Wl,-soname,{SONAME}", "-pthread"]
+    with tempfile.TemporaryDirectory() as directory:
+        command = [os.environ.get("CC", "cc"), *options, "-o", f"{directory}/{SONAME}", str(HERE / "libcuda.c")]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        return Path(directory, SONAME).read_bytes()
 
 
 def build(directory: str | os.PathLike[str]) -> Path:
-    """Build the stub in `directory`, unless it is there already, and return its path. A process compiles it once."""
-    global _built
+    """Put the stub into `directory`, unless it is there already, and return its path."""
     path = Path(directory) / SONAME
-    if path.exists():
-        return path
-    with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        made = Path(scratch) / SONAME
-        if _built is None:
-            subprocess.run(
-                [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *WARNINGS,
-                 f"-Wl,-soname,{SONAME}", "-o", str(made), str(HERE / "libcuda.c"), "-pthread"],
-                check=True, capture_output=True, text=True,
-            )
-            _built = made.read_bytes()
-        else:
-            made.write_bytes(_built)
-            made.chmod(0o755)
-        made.replace(path)
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:  # nobody sees half of it
+            Path(scratch, SONAME).write_bytes(_compiled())
+            Path(scratch, SONAME).replace(path)
     return path
 
 
@@ -232,36 +202,3 @@ def load(directory: str | os.PathLike[str], force: bool = False) -> Stub:
         raise StubRefused(f"this machine has a {SONAME} of its own")
     _loaded = Stub(build(directory))
     return _loaded
-
-
-def make_cubin(kernels: dict[str, list[tuple[int, int]]], shared: int = 0, registers: int = 16) -> bytes:
-    """Return a cubin without code, for the stub: its kernels by name, each with (offset, size) per parameter."""
-    sections: list[tuple[str, int, bytes, int]] = []  # name, type, content, size
-    names = list(kernels)
-    strings = b"\0" + b"".join(name.encode() + b"\0" for name in names)
-    symbols = bytes(24)
-    for i, name in enumerate(names):
-        at = strings.index(b"\0" + name.encode() + b"\0") + 1
-        symbols += struct.pack("<IBBHQQ", at, 0x12, 0x10, 1 + i, 0, 8)  # a global function, an entry
-        sections.append((f".text.{name}", 1, bytes(8), 8))
-    info = b"".join(struct.pack("<BBHII", 4, 0x2F, 8, 1 + i, registers) for i in range(len(names)))
-    sections.append((".nv.info", 0x70000000, info, len(info)))
-    for name, parameters in kernels.items():
-        info = b"".join(
-            struct.pack("<BBHIHHI", 4, 0x17, 12, 0, i, offset, size << 18)
-            for i, (offset, size) in enumerate(parameters)
-        )
-        sections.append((f".nv.info.{name}", 0x70000000, info, len(info)))
-        sections.append((f".nv.shared.{name}", 8, b"", shared))
-    link = 1 + len(sections)
-    sections += [(".strtab", 3, strings, len(strings)), (".symtab", 2, symbols, len(symbols))]
-    titles = b"\0" + b"".join(name.encode() + b"\0" for name, *_ in sections) + b".shstrtab\0"
-    sections.append((".shstrtab", 3, titles, len(titles)))
-    body, headers = b"", bytes(64)
-    for name, kind, content, size in sections:
-        at = titles.index(b"\0" + name.encode() + b"\0") + 1
-        headers += struct.pack("<IIQQQQIIQQ", at, kind, 0, 0, 64 + len(body), size, link if kind == 2 else 0, 0, 8, 0)
-        body += content + bytes(-len(content) % 8)
-    start = b"\x7fELF\2\1\1" + bytes(9)
-    fields = (2, 190, 1, 0, 0, 64 + len(body), 90, 64, 0, 0, 64, len(sections) + 1, len(sections))
-    return start + struct.pack("<HHIQQQIHHHHHH", *fields) + body + headers

@@ -2182,7 +2182,6 @@ typedef struct {
     unsigned attribute_count;
 } LaunchConfig;
 
-static void (*hook)(const stub_launch *);
 
 /* Copies the parameters to `bytes`: from `values`, one pointer per parameter, or from the buffer in `extra`. */
 static CUresult pack(const Kernel *kernel, unsigned char *bytes, void **values, void **extra)
@@ -2294,8 +2293,6 @@ static CUresult launch(const char *api, void *handle, const LaunchConfig *config
     APPEND(launches, kept);
     note(api, &target, config->stream)->launch = launches.count - 1;
     pthread_mutex_unlock(&lock);
-    if (hook)
-        hook(kept);
     return SUCCESS;
 }
 
@@ -2886,7 +2883,6 @@ void stub_set_trace(int on)
     pthread_mutex_unlock(&lock);
 }
 
-void stub_set_hook(void (*function)(const stub_launch *)) { hook = function; }
 
 void stub_fail(const char *name, int code, long after, int sticky)
 {
@@ -2971,7 +2967,6 @@ unsigned long long stub_allocate(int device, unsigned long long size)
     return pointer;
 }
 
-int stub_free(unsigned long long pointer) { GUARDED(int, release(pointer, DEVICE, 0) == SUCCESS); }
 
 long stub_allocation_count(int device)
 {

@@ -36,7 +36,6 @@ int stub_set_capability(int device, int major, int minor);
 void stub_set_occupancy(int grid, int block);                /* what cuOccupancyMaxPotentialBlockSize answers */
 void stub_set_fast(int on);
 void stub_set_trace(int on);
-void stub_set_hook(void (*hook)(const stub_launch *launch));
 void stub_fail(const char *name, int code, long after, int sticky);
 void stub_reset(void);                                       /* no injected and no sticky error any more */
 void stub_clear(void);                                       /* empties launches, log, trace and the fast count */
@@ -50,7 +49,6 @@ const char *stub_trace_at(long index);
 long stub_missing_count(void);
 const char *stub_missing_at(long index);
 unsigned long long stub_allocate(int device, unsigned long long size);
-int stub_free(unsigned long long pointer);
 long stub_allocation_count(int device);
 void *stub_current_context(void);
 void *stub_primary_context(int device);                      /* whether or not it is retained */

@@ -3,11 +3,7 @@
 import itertools
 
 import numpy as np
-
-try:
-    import torch
-except ImportError:
-    torch = None
+from frameworks import torch
 
 FRAMEWORKS = ["numpy"] + (["torch"] if torch is not None else [])
 WAYS = [FRAMEWORKS[:1], FRAMEWORKS[1:], FRAMEWORKS][: 2 * len(FRAMEWORKS) - 1]
@@ -35,11 +31,9 @@ def strided(array):
 
 
 CASES = [
-    (np.float32, contiguous, np.float32, contiguous),
-    (np.float64, strided, np.float64, strided),
-    (np.int32, transposed, np.float32, contiguous),
-    (np.float32, contiguous, np.float64, transposed),
-]
+    (np.float32, contiguous, np.float32, contiguous), (np.float64, strided, np.float64, strided),
+    (np.int32, transposed, np.float32, contiguous), (np.float32, contiguous, np.float64, transposed),
+]  # fmt: skip
 """Element type and layout of an input, and of an output. Every one of both, and not every pair: each is a compilation."""
 
 

@@ -9,13 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 TINY = ["--quick", "--layers=2", "--width=16", "--heads=2", "--vocabulary=70", "--tokens=5", "--steps=2"]
 
-# what plain Numba says of every list
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPendingDeprecationWarning")]
 
 
 @pytest.fixture
 def decode(perf):
-    """The program as a module. What it changes in this process is changed back."""
     threads = torch.get_num_threads(), numba.get_num_threads()
     yield perf("decode")
     torch.set_num_threads(threads[0])
@@ -39,32 +37,25 @@ def test_all_variants_agree(decode, tmp_path, capsys):
     assert all(entry["us"] > 0 for entry in document["decoding"] + document["training"])
 
 
-@pytest.fixture
-def wrong_of_decoding(decode, monkeypatch, capsys):
-    """A function: what the program finds that does not agree when it decodes."""
+def test_decoders_that_do_not_agree(decode, monkeypatch, capsys):
+    """By PyTorch's own operators, with which all are compared, or by the tokens that one draws."""
 
-    def found():
-        monkeypatch.setattr(decode, "measure_training", lambda *arguments: ([], []))
-        monkeypatch.setattr(decode, "measure_compiled", lambda *arguments: ([], []))
+    def wrong():
         assert decode.main(TINY) == 1
-        return [line for line in capsys.readouterr().out.splitlines() if " differ " in line or " draws " in line]
+        lines = [line for line in capsys.readouterr().out.splitlines() if " differ " in line or " draws " in line]
+        return [line.partition(": ")[::2] for line in lines]
 
-    return found
-
-
-def test_operators_that_do_not_agree(decode, monkeypatch, wrong_of_decoding):
-    # PyTorch's own, with which all are compared
-    monkeypatch.setattr(sys.modules["language_model"], "turned", lambda x, cos, sin: x)
-    wrong = [line.partition(": ")[::2] for line in wrong_of_decoding()]
+    model = sys.modules["language_model"]
+    monkeypatch.setattr(decode, "measure_training", lambda *arguments: ([], []))
+    monkeypatch.setattr(decode, "measure_compiled", lambda *arguments: ([], []))
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "turned", lambda x, cos, sin: x)
+        found = wrong()
     kernels = {variant.title for variant in decode.VARIANTS if variant is not decode.Decoder}
-    assert {title for title, why in wrong} == kernels == {title for title, why in wrong if why.startswith("logits differ")}
-
-
-def test_tokens_that_do_not_agree(decode, monkeypatch, wrong_of_decoding):
-    monkeypatch.setattr(sys.modules["language_model"].Direct, "draw", lambda self: self.token.fill_(0))
-    wrong = wrong_of_decoding()
-    assert "fast_args: draws other tokens than PyTorch" in wrong
-    assert all(line.startswith("fast_args: ") for line in wrong)
+    assert {title for title, why in found} == kernels == {title for title, why in found if why.startswith("logits differ")}
+    monkeypatch.setattr(model.Direct, "draw", lambda self: self.token.fill_(0))
+    found = wrong()
+    assert ("fast_args", "draws other tokens than PyTorch") in found and {title for title, _ in found} == {"fast_args"}
 
 
 def test_an_optimiser_that_does_not_agree(decode, monkeypatch):

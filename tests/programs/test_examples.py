@@ -15,18 +15,14 @@ from interpreter import environment_of
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # by program, the modules that it needs, and what it finds beside that no worker has compiled
 PROGRAMS = {
-    "futures": ([], ""),
-    "start_methods": ([], "fork: 8 tasks"),
+    "futures": ([], ""), "start_methods": ([], "fork: 8 tasks"),
     "joblib_loky": (["joblib"], "8 read the mapped array"),
     "dask_arrays": (["dask", "distributed"], "4 chunks, all read where Dask has them"),
     "xarray_ufunc": (["dask", "distributed", "xarray"], ""),
     "larger_than_memory": (["dask", "zarr", "pyarrow"], "the array does not fit"),
-    "mpi_ranks": (["mpi4py"], "2 ranks"),
-    "ray_tasks": (["ray", "pandas", "pyarrow"], "4 without a copy"),
-    "data_loader": (["torch"], ""),
-    "shared_tensors": (["torch"], ""),
-    "gradient_hook": (["torch"], ""),
-}
+    "mpi_ranks": (["mpi4py"], "2 ranks"), "ray_tasks": (["ray", "pandas", "pyarrow"], "4 without a copy"),
+    "data_loader": (["torch"], ""), "shared_tensors": (["torch"], ""), "gradient_hook": (["torch"], ""),
+}  # fmt: skip
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
@@ -46,10 +42,8 @@ def test_an_example(name, tmp_path):
             pytest.skip(f"{module} is not installed")
     if name == "mpi_ranks" and MPIEXEC is None:
         pytest.skip("mpiexec is not installed")
-    environment = environment_of(
-        RAY_AUTH_MODE="disabled", DASK_TEMPORARY_DIRECTORY=str(tmp_path),
-        OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-    )  # fmt: skip
+    changes = {"RAY_AUTH_MODE": "disabled", "DASK_TEMPORARY_DIRECTORY": str(tmp_path)}
+    environment = environment_of(**changes, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     command = [MPIEXEC, "-n", "2"] if name == "mpi_ranks" else []
     command += [sys.executable, str(EXAMPLES / f"{name}.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, cwd=tmp_path)

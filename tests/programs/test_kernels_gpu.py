@@ -1,8 +1,4 @@
-"""The kernels for CUDA: in numba-cuda's simulator against NumPy, and compiled by both packages.
-
-Each of the tests needs a process of its own: a driver, real or not, is there once and for all. On a GPU:
-``tests/cuda/test_cuda_gpu.py``.
-"""
+"""The kernels for CUDA in processes of their own: in numba-cuda's simulator against NumPy, and compiled by both packages."""
 
 import importlib
 import importlib.util
@@ -16,7 +12,6 @@ PACKAGES = [name for name in ("numba.cuda", "numba_cuda_mlir.cuda") if importlib
 
 
 def made(package):
-    """The kernels, compiled by this package when they are launched."""
     cuda = importlib.import_module(package)
     return (importlib.import_module(f"kernels.gpu.{name}").make(cuda) for name in NAMES)
 

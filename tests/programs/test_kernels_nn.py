@@ -1,13 +1,16 @@
-"""The kernels of neural networks' layers, against the formulas in NumPy; PyTorch's own operators are in ``test_kernels.py``."""
+"""Kernels of neural networks: layers and the optimiser's step, against formulas in NumPy. PyTorch's own: ``test_kernels.py``."""
 
 import itertools
 import math
 
 import numpy as np
 import pytest
-from kernel_data import CASES, SHAPES, blank, call, check, contiguous, random, strided, that_fit
+from frameworks import needs_torch
+from kernel_data import CASES, SHAPES, blank, call, check, contiguous, random, strided, that_fit, torch, transposed
 from numba import njit
 
+import kernels.adamw
+from kernels.adamw import AdamW, adamw_step
 from kernels.cross_entropy import cross_entropy
 from kernels.exponential import exp
 from kernels.layer_norm import layer_norm
@@ -15,6 +18,7 @@ from kernels.log_softmax import log_softmax
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.rows import largest, sum_of_exp
+from kernels.sampling import sample
 from kernels.softmax import softmax
 
 LARGE = (300, 501)
@@ -134,7 +138,6 @@ def test_layer_norm_of_values_far_from_zero(dtype, layout, mean):
 
 # ---- rotary ----
 def rotary_oracle(x, cos, sin, start, interleaved):
-    """As a product of complex numbers."""
     positions, pairs = x.shape[2], x.shape[3] // 2
     left, right = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(pairs), slice(pairs, None))
     turned = (x[..., left] + 1j * x[..., right]) * (cos + 1j * sin)[start : start + positions]
@@ -184,3 +187,187 @@ def test_cross_entropy_of_extreme_rows():
     for smoothing, expected in [(0.0, plain), (0.5, smoothed)]:
         got = call(cross_entropy, logits, target, smoothing, -100, blank(len(rows), np.float32))
         np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+# ---- sampling, against its definition: a sort of all tokens, a cumulative sum, a search ----
+LAST = np.nextafter(1.0, 0.0)
+
+
+def sample_oracle(logits, k, p, temperature, u):
+    tokens = []
+    for row, number in zip(logits.astype(np.float64), u, strict=True):
+        order = np.argsort(-row, kind="stable")
+        weights = np.exp((row[order] - row.max()) / temperature)
+        weights[k:] = 0
+        if p < 1:
+            weights[np.cumsum(weights) - weights >= p * weights.sum()] = 0
+        sums = np.cumsum(weights)
+        tokens.append(order[np.searchsorted(sums, number * sums[-1], side="right")])
+    return np.array(tokens, np.int64)
+
+
+def check_drawn(logits, k, p, temperature, u, layout=contiguous):
+    got = call(sample, logits, k, p, temperature, u, blank(len(logits), np.int64, layout))
+    np.testing.assert_array_equal(got, sample_oracle(logits, k, p, temperature, u), f"{logits.shape[1]} {k} {p}")
+
+
+@pytest.mark.parametrize(("dtype", "layout"), [(np.float32, contiguous), (np.float64, strided), (np.int32, transposed)])
+def test_sample(dtype, layout):
+    for rows, vocabulary in that_fit(layout, [(0, 5), (1, 1), (3, 2), (7, 65), (50, 700), (3, 5003)]):
+        logits = layout(random((rows, vocabulary), dtype))
+        u = layout(np.random.default_rng(1).random(rows))
+        for k, p in itertools.product([1, 3, 100, 500, 10**6], [0.001, 0.6, 1.0]):
+            temperature = 0.5 if k == 3 else 2.0
+            check_drawn(logits, k, p, temperature, u, contiguous if layout is transposed else layout)
+
+
+@pytest.mark.parametrize(("vocabulary", "likely"), [(16, np.arange(16)), (1000, np.arange(5, 1000, 60)[:16])])
+def test_equal_logits_are_ordered_by_index(vocabulary, likely):
+    logits = np.full((16, vocabulary), -INF, np.float32)
+    logits[:, likely] = 2.0
+    for k, p in [(16, 1.0), (1000, 1.0), (16, 0.5), (4, 1.0), (8, 0.5), (1000, 0.25), (1, 1.0)]:
+        check_drawn(logits, k, p, 1.0, np.arange(16) / 16)
+
+
+def test_sample_of_sorted_rows():
+    """Ascending, each token displaces one of the k; descending, none does. Spread wide, most are in the last step."""
+    rows = [np.linspace(-5, 5, 3001), np.linspace(5, -5, 3001), np.linspace(-500, 500, 3001), np.zeros(3001)]
+    for k, p in itertools.product([5, 128, 129, 2999, 3001], [0.3, 1.0]):
+        check_drawn(np.array(rows, np.float32), k, p, 1.0, np.array([0.1, 0.5, 0.9, 0.99]))
+
+
+@pytest.mark.parametrize("vocabulary", [3, 1000])
+def test_rows_without_a_distribution(vocabulary):
+    logits = np.full((7, vocabulary), -INF, np.float32)
+    logits[:, 2] = [1, NAN, -NAN, INF, -INF, 1, 3e38]
+    logits[0, 1] = NAN
+    logits[1:3, 0] = 5
+    logits[6, 0] = -3e38
+    for k, p in [(1, 1.0), (1000, 1.0), (2, 0.5), (1000, 0.5)]:
+        for u in (0.0, 0.5, LAST):
+            np.testing.assert_array_equal(sample(logits, k, p, 1.0, np.full(7, u)), [-1, -1, -1, -1, -1, 2, 2])
+
+
+def test_the_largest_u_draws_the_last_token_kept():
+    logits = random((200, 300), np.float32)
+    order = np.argsort(-logits, axis=1, kind="stable")
+    for k in (1, 60, 128, 299, 300):
+        np.testing.assert_array_equal(sample(logits, k, 1.0, 1.0, np.full(200, LAST)), order[:, k - 1])
+
+
+# ---- the optimiser, against the formula, and against ``torch.optim.AdamW`` ----
+NUMBERS = 0.01, 0.9, 0.99, 1e-6, 0.1  # lr, beta1, beta2, eps, weight_decay
+VECTORS = [(0,), (1,), (7,), (64,), (200_003,)]  # the last is updated by threads
+MATRICES = [(0, 3), (3, 0), (1, 1), (5, 17), (32, 32), (300, 401)]
+
+
+def oracle(params, exp_avgs, exp_avg_sqs, grads, numbers):
+    """The parameters and their averages after one step for each item of `grads`."""
+    lr, beta1, beta2, eps, weight_decay = numbers
+    results = []
+    for param, m, v, *own in zip(params, exp_avgs, exp_avg_sqs, *grads, strict=True):
+        for step, grad in enumerate(own, 1):
+            grad = grad.astype(m.dtype)
+            m = beta1 * m + (1 - beta1) * grad
+            v = beta2 * v + (1 - beta2) * grad * grad
+            root = np.sqrt(v / (1 - beta2**step)) + eps
+            param = (param * (1 - lr * weight_decay) - lr / (1 - beta1**step) * m / root).astype(param.dtype)
+        results.append((param, m, v))
+    return [each for several in zip(*results, strict=True) for each in several]
+
+
+def check_steps(params, exp_avgs, exp_avg_sqs, grads, numbers=NUMBERS):
+    """A step for each item of `grads` does what the formula says."""
+    expected = oracle(params, exp_avgs, exp_avg_sqs, grads, numbers)
+    for step, now in enumerate(grads, 1):
+        got = call(adamw_step, params, now, exp_avgs, exp_avg_sqs, step, *numbers, written=(0, 2, 3))
+        for array, values in zip([*params, *exp_avgs, *exp_avg_sqs], got, strict=True):
+            array[...] = values
+    for array, like in zip(got, expected, strict=True):
+        rtol = 2e-6 if np.dtype(array.dtype) == np.float32 else 1e-14
+        np.testing.assert_allclose(array, like, rtol=rtol, atol=rtol)
+    return got
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grad_dtype", "state", "shapes", "layout"),
+    # each is a compilation
+    [
+        (np.float32, np.float32, np.float32, VECTORS, contiguous),
+        (np.float64, np.float64, np.float64, VECTORS, strided),
+        (np.float32, np.float32, np.float64, VECTORS, contiguous),
+        (np.float32, np.float32, np.float32, MATRICES, contiguous),
+        (np.float64, np.float32, np.float64, MATRICES, transposed),
+        (np.float64, np.float64, np.float64, [(2, 1, 3), (4, 5, 6)], transposed),
+        (np.float64, np.int32, np.float64, [(), ()], np.array),
+    ],
+)
+def test_steps(dtype, grad_dtype, state, shapes, layout):
+    def lists(dtype, seed):
+        return [layout(random(shape, dtype, 10 * i + seed)) for i, shape in enumerate(shapes)]
+
+    averages = [[layout(np.zeros(shape, state)) for shape in shapes] for _ in range(2)]
+    check_steps(lists(dtype, 0), *averages, [lists(grad_dtype, seed) for seed in range(1, 5)])
+
+
+@pytest.mark.parametrize(
+    "numbers", [(1, 0.0, 0.0, 1e-3, 0.0), (0.5, 0.0, 0.9, 0.1, 2.0), (0, 0.9, 0.9, 0.1, 0.3), (0.1, 0.9, 0.0, 0.5, 0)]
+)
+def test_numbers_at_the_end_of_their_range(numbers):
+    vectors = [[array] for array in (random(9, np.float64), np.zeros(9), np.zeros(9))]
+    check_steps(*vectors, [[random(9, np.float64, seed)] for seed in (1, 2)], numbers)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_values_that_are_not_finite():
+    grad = np.array([math.nan, math.inf, -math.inf, 0, 1, 1])
+    param = np.array([1, 1, 1, 1, math.nan, -math.inf])
+    check_steps([param], [np.zeros(6)], [np.zeros(6)], [[grad]])
+    assert np.isnan(param).tolist() == [True, True, True, False, True, False]
+
+
+def test_a_parameter_that_stands_twice_is_updated_twice():
+    once, twice = ([random(7, np.float64), random(7, np.float64, 1), np.zeros(7), np.zeros(7)] for _ in range(2))
+    for _ in range(2):
+        adamw_step(*([array] for array in once), 3, *NUMBERS)
+    adamw_step(*([array] * 2 for array in twice), 3, *NUMBERS)
+    np.testing.assert_array_equal(twice, once)
+
+
+@needs_torch
+def test_the_optimiser_trains_as_pytorchs_does():
+    torch.manual_seed(0)
+    models = [torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    ours = AdamW(models[0].parameters(), lr=0.01, weight_decay=0.1)
+    theirs = torch.optim.AdamW(models[1].parameters(), lr=0.01, weight_decay=0.1, foreach=True)
+    assert len(ours.groups) == 2
+    x, y = torch.randn(64, 8), torch.randn(64, 1)
+    losses = []
+    for _ in range(30):
+        for model, optimiser in zip(models, (ours, theirs), strict=True):
+            optimiser.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    ours.zero_grad()
+    before = [param.clone() for param in models[0].parameters()]
+    models[0][2](models[0][0](x)).sum().backward()
+    models[0][0].weight.grad = None
+    with pytest.raises(ValueError, match=r"^params: one has no grad"):
+        ours.step()
+    assert all(map(torch.equal, before, models[0].parameters())) and ours.steps == 30
+
+
+def test_interpreted():
+    """With ``NUMBA_DISABLE_JIT`` the update of any shape is that of its elements."""
+    arrays = [abs(random((2, 3), np.float64, seed)) for seed in range(4)]
+    numbers = tuple(np.float64(x) for x in (0.99, 0.9, 0.1, 0.99, 0.01, 2.0, 1e-6, 0.05))
+    flat = [array.copy().reshape(-1) for array in arrays]
+    kernels.adamw._update_block.py_func(*flat, numbers)
+    kernels.adamw._update(*arrays, numbers)
+    np.testing.assert_allclose(np.reshape(arrays, (4, 6)), flat, rtol=1e-14)

@@ -1,13 +1,16 @@
-"""The exclusive scan, the segment reductions, the sparse product and run lengths, against NumPy and SciPy."""
+"""Scans, segment reductions, the sparse product, run lengths, the IIR filter, and distances, against NumPy and SciPy."""
 
 import math
 
 import numpy as np
 import pytest
 import scipy.sparse
-from kernel_data import FRAMEWORKS, blank, call, check, contiguous, made, random, strided, that_fit
+from kernel_data import FRAMEWORKS, blank, call, check, contiguous, made, random, strided, that_fit, transposed
+from scipy import signal
 
 from kernels.csr import csr_matvec
+from kernels.distances import nearest, pairwise
+from kernels.iir import sosfilt
 from kernels.offsets import cut_within
 from kernels.runs import run_length_decode, run_length_encode
 from kernels.scan import exclusive_scan
@@ -18,15 +21,10 @@ INF, NAN = math.inf, math.nan
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 
 # ---- exclusive scan ----
-@pytest.mark.parametrize(
-    ("dtype", "result", "layout"),
-    [
-        (np.float32, np.float32, contiguous),
-        (np.float64, np.float64, contiguous),
-        (np.int64, np.int64, contiguous),
-        (np.uint8, np.int64, strided),
-    ],
-)
+@pytest.mark.parametrize("dtype, result, layout", [
+    (np.float32, np.float32, contiguous), (np.float64, np.float64, contiguous), (np.int64, np.int64, contiguous),
+    (np.uint8, np.int64, strided),
+])  # fmt: skip
 def test_exclusive_scan(dtype, result, layout):
     for (size,) in that_fit(layout, [(n,) for n in (0, 1, 2, 127, 128, 131, 1000, 16384, 16387, 300_007)]):
         x = layout(abs(random(size, dtype)))
@@ -46,11 +44,9 @@ def test_exclusive_scan_of_nan_and_infinities(size):
 # ---- segments ----
 # a kernel, its `initial`, how NumPy reduces, what becomes of no element
 REDUCTIONS = {
-    "sum": (segment_sum, (), np.add.reduce, 0),
-    "mean": (segment_mean, (), np.mean, NAN),
-    "max": (segment_max, (-100,), np.max, -100),
-    "min": (segment_min, (100,), np.min, 100),
-}
+    "sum": (segment_sum, (), np.add.reduce, 0), "mean": (segment_mean, (), np.mean, NAN),
+    "max": (segment_max, (-100,), np.max, -100), "min": (segment_min, (100,), np.min, 100),
+}  # fmt: skip
 
 
 def segments_oracle(name, x, offsets):
@@ -119,15 +115,10 @@ def sparse(rows, columns, dtype, index):
     return indptr, where[1].astype(index), dense.astype(dtype)[where], dense
 
 
-@pytest.mark.parametrize(
-    ("dtype", "index", "layout"),
-    [
-        (np.float32, np.int32, contiguous),
-        (np.float32, np.int64, strided),
-        (np.float64, np.int64, contiguous),
-        (np.complex64, np.int32, contiguous),
-    ],
-)
+@pytest.mark.parametrize("dtype, index, layout", [
+    (np.float32, np.int32, contiguous), (np.float32, np.int64, strided), (np.float64, np.int64, contiguous),
+    (np.complex64, np.int32, contiguous),
+])  # fmt: skip
 def test_csr_matvec(dtype, index, layout):
     for rows, columns in that_fit(layout, [(0, 0), (0, 3), (3, 0), (1, 1), (7, 5), (40, 33), (600, 400)]):
         *matrix, dense = sparse(rows, columns, dtype, index)
@@ -176,3 +167,112 @@ def test_run_length_decode(length_dtype):
     for number in [0, 1, 2, 500]:
         values = random(number, np.float64)
         np.testing.assert_array_equal(run_length_decode(values, lengths[:number]), np.repeat(values, lengths[:number]))
+
+
+# ---- the IIR filter ----
+SECTIONS = signal.butter(6, 0.2, output="sos")
+EXTENTS = [(0, 5), (1, 0), (40, 0), (1, 1), (1, 9), (3, 257), (5, 128), (8, 300), (9, 129), (36, 700), (37, 127)]
+"""Few channels, which are filtered one by one, and many, side by side; one group of them, several, in several threads."""
+
+
+@pytest.mark.parametrize("dtype, layout, state_dtype", [
+    (np.float64, contiguous, np.float64), (np.float64, strided, np.float64), (np.float32, contiguous, np.float64),
+    (np.int16, transposed, np.float32),
+])  # fmt: skip
+def test_sosfilt(dtype, layout, state_dtype):
+    for channels, samples in that_fit(layout, EXTENTS):
+        x, initial = layout(random((channels, samples), dtype)), random((3, channels, 2), np.float64, seed=1)
+        outputs = blank((channels, samples), np.float64, layout), blank((3, channels, 2), state_dtype, layout)
+        out, final = call(sosfilt, SECTIONS, x, initial, *outputs, written=(-2, -1))
+        expected = signal.sosfilt(SECTIONS, x, zi=initial) if x.size else (out, initial)
+        check(out, expected[0], scale=10)
+        check(final, expected[1], scale=10)
+
+
+def test_sosfilt_in_parts():
+    """The same samples in three calls, each with the state of the one before, in place, are filtered as in one."""
+    for channels in [2, 20]:
+        x, state = random((channels, 600), np.float64), np.zeros((3, channels, 2))
+        expected = signal.sosfilt(SECTIONS, x)
+        for first, last in [(0, 10), (10, 250), (250, 600)]:
+            part = x[:, first:last]
+            sosfilt(SECTIONS, part, state, part, state)
+        check(x, expected)
+
+
+def test_sosfilt_without_sections_copies():
+    x = random((2, 9), np.float32)
+    out, _ = sosfilt(np.zeros((0, 6)), x, None)
+    np.testing.assert_array_equal(out, x)
+
+
+def test_sosfilt_of_nan_and_infinities():
+    """They stay in their channel, where they are at all samples that follow, and do not come into its neighbours."""
+    for channels in [3, 20]:
+        x = random((channels, 50), np.float32)
+        x[1, 7], x[2, 7] = math.nan, math.inf
+        outputs = blank((channels, 50), np.float32), blank((3, channels, 2), np.float64)
+        out, _ = call(sosfilt, SECTIONS, x, None, *outputs, written=(-2, -1))
+        check(out, signal.sosfilt(SECTIONS, x.astype(np.float64)))
+        assert np.isnan(out[1, 7:]).all() and np.isfinite(out[0]).all() and np.isfinite(out[3:]).all()
+
+
+# ---- distances ----
+SIZES = [(0, 0, 0), (0, 3, 2), (3, 0, 2), (2, 3, 0), (1, 1, 1), (5, 7, 3), (3, 64, 8), (17, 65, 9), (4, 130, 24), (150, 300, 20)]
+each_kind = pytest.mark.parametrize("dtype, result, layout", [
+    (np.float32, np.float32, contiguous), (np.float64, np.float64, transposed), (np.int32, np.float64, strided),
+])  # fmt: skip
+
+
+def oracle(x, y):
+    return np.sqrt(((x[:, None].astype(np.float64) - y[None]) ** 2).sum(axis=2))
+
+
+def check_nearest(x, y, k, result, layout=contiguous):
+    """The nearest are the first of all distances sorted, NaN last. Of equal distances the smaller index comes first."""
+    outputs = blank((len(x), k), result, layout), blank((len(x), k), np.int64, layout)
+    distances, indices = call(nearest, x, y, k, *outputs, written=(-2, -1))
+    every = blank((len(x), len(y)), result, layout)  # the same numbers, so that equal ones are equal here, too
+    pairwise(x, y, every)
+    expected = np.argsort(every, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_array_equal(distances, np.take_along_axis(every, expected, axis=1))
+
+
+@each_kind
+def test_pairwise(dtype, result, layout):
+    for n, m, columns in that_fit(layout, SIZES):
+        x, y = layout(random((n, columns), dtype)), layout(random((m, columns), dtype, seed=1))
+        check(call(pairwise, x, y, blank((n, m), result, layout)), oracle(x, y), scale=1e-3)
+
+
+def test_points_that_are_close_together():
+    """Where the expansion into a matrix product has lost all digits."""
+    x = transposed(1000 + 1e-3 * random((60, 8), np.float64))
+    out = call(pairwise, x, x, blank((60, 60), np.float64, transposed))
+    np.testing.assert_allclose(out, oracle(x - 1000, x - 1000), rtol=1e-8)
+    assert (np.diagonal(out) == 0).all() and (out == out.T).all()
+
+
+@each_kind
+def test_nearest(dtype, result, layout):
+    for n, m, columns in that_fit(layout, SIZES):
+        for k in {0, min(m, 1), min(m, 5), m if m < 200 else 70} if layout is contiguous else {2, min(m, 70)}:
+            x, y = layout(random((n, columns), dtype)), layout(random((m, columns), dtype, seed=1))
+            check_nearest(x, y, k, result, layout)
+
+
+@pytest.mark.parametrize("farthest_first", [False, True])
+def test_nearest_of_equal_distances_in_order(farthest_first):
+    points = np.random.default_rng(0).integers(-2, 3, (700, 2)).astype(np.float32)
+    y = points[np.argsort(-np.hypot(*points.T), kind="stable")] if farthest_first else points
+    check_nearest(points[:3].copy(), y, 40, np.float32)
+
+
+def test_nan_and_infinities():
+    y = np.array([[NAN, 0], [INF, 0], [3, 4], [0, NAN], [0, 0], [-INF, 0]], np.float32)
+    x = np.array([[0.0, 0], [INF, 0], [NAN, 0]], np.float32)
+    expected = [[NAN, INF, 5, NAN, 0, INF], [NAN, NAN, INF, NAN, INF, INF], [NAN] * 6]
+    np.testing.assert_array_equal(call(pairwise, x, y, blank((3, 6), np.float32)), expected)
+    for k in (1, 2, 4, 6):  # NaN gives way to what comes later
+        check_nearest(x, y, k, np.float32)

@@ -65,15 +65,10 @@ def test_gradcheck(name):
     assert torch.autograd.gradcheck(op, tuple(leaves(args, differentiable)[0]))
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [
-        *((name, None) for name in NAMES),
-        *((name, "aot_eager") for name in DIFFERENT),
-        *(pytest.param(name, "inductor", marks=pytest.mark.slow) for name in DIFFERENT),
-        ("softmax", "eager"),
-    ],
-)
+@pytest.mark.parametrize("name, backend", [
+    *((name, None) for name in NAMES), *((name, "aot_eager") for name in DIFFERENT),
+    *(pytest.param(name, "inductor", marks=pytest.mark.slow) for name in DIFFERENT), ("softmax", "eager"),
+])  # fmt: skip
 def test_against_pytorch(name, backend):
     op, reference, args, differentiable = cases(torch.float32)[name]
     torch.compiler.reset()

@@ -30,27 +30,14 @@ def code_cells(path: Path) -> list:
 
 def kinds(cells) -> list:
     """Of each code cell: what kinds of outputs it has, apart from the line of a slow machine that compiles for two seconds."""
-    return [
-        [
-            (output.output_type, output.get("name"), sorted(output.get("data", ())))
-            for output in cell.outputs
-            if not output.get("text", "").startswith("fastexchange: compiling native code")
-        ]
-        for cell in cells
-    ]
+    begins = "fastexchange: compiling native code"
+    outputs = [[each for each in cell.outputs if not each.get("text", "").startswith(begins)] for cell in cells]
+    return [[(each.output_type, each.get("name"), sorted(each.get("data", ()))) for each in several] for several in outputs]
 
 
-def test_there_are_some_and_they_are_small():
-    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05", "06", "07"]
-    assert sum(path.stat().st_size for path in NOTEBOOKS) < 1_000_000
-
-
-def marked(path: Path):
-    """The first is run where seconds are spent, the others at night."""
-    return pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem < "02" else pytest.mark.nightly)
-
-
-@pytest.mark.parametrize("path", list(map(marked, NOTEBOOKS)))
+@pytest.mark.parametrize("path", [
+    pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem < "02" else pytest.mark.nightly) for path in NOTEBOOKS
+])  # fmt: skip
 def test_runs(path: Path):
     stored, executed = nbformat.read(path, as_version=4), run.executed(path, QUICK)  # raises if a cell does
     assert [cell.source for cell in executed.cells] == [cell.source for cell in stored.cells]
@@ -80,15 +67,14 @@ def test_is_stored_as_it_ran_and_clean(path: Path):
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python", "file_extension": ".py"},
     }
-    assert not any(cell.metadata for cell in notebook.cells)
+    assert not any(cell.metadata for cell in notebook.cells) and len(NOTEBOOKS) == 7
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
-    assert path.read_text(encoding="utf-8") == run.text_of(notebook)
+    assert path.read_text(encoding="utf-8") == run.text_of(notebook) and path.stat().st_size < 500_000
 
 
 # ---- what is drawn, of made-up samples ---------------------------------------------------------------------------------
 @pytest.fixture
 def shared(monkeypatch):
-    """What the notebooks share, as a module."""
     importlib.import_module("matplotlib").use("agg")
     monkeypatch.syspath_prepend(str(run.HERE))
     with plt.rc_context():
@@ -140,23 +126,11 @@ def test_hand_written_c_and_ours_are_bars_of_their_own(shared):
     assert [text.get_text().strip() for text in axes.texts] == ["14 ns", "13 ns", "137 ns", "143 ns"]
 
 
-def test_results_are_drawn_with_their_own_times(shared):
-    results = ["no result", "the argument", "a view of it", "a new array", "a declared output"]
-    times = {("NumPy", what): samples(10.0 * (i + 1)) for i, what in enumerate([*results, "its empty_like(x)"])}
-    times["NumPy", "the argument"] = samples(-3, 90)
-    drawn = {"RESULTS": dict.fromkeys(results), "frameworks": {"NumPy": None}, "times": times}
-    axes = after_cell(shared, "05", 'rows = [*RESULTS, "its empty_like(x)"]', **drawn)["axes"][0, 0]
-    shown = [text.get_text().strip() for text in axes.texts]
-    assert shown == ["10 ns", "not measurable here (spread 90 ns)", "30 ns", "40 ns", "50 ns", "60 ns"]
-    assert [patch.get_width() for patch in axes.patches if patch.get_width() == patch.get_width()] == [10, 30, 40, 50, 60]
-
-
 def test_shares_of_what_is_not_measurable_are_no_numbers(shared):
     way = SimpleNamespace(label="x.numpy() in each call", overhead=samples(9))
-    reports = {"k": SimpleNamespace(overhead=samples(-5, 90), alternatives=[way])}
-    share = after_cell(
-        shared, "04", "def share(name, size, who)", VIEW="{}.numpy()", reports=reports, times={("k", 4, "ours"): samples(20)}
-    )["share"]
+    reports, times = {"k": SimpleNamespace(overhead=samples(-5, 90), alternatives=[way])}, {("k", 4, "ours"): samples(20)}
+    given = {"VIEW": "{}.numpy()", "reports": reports, "times": times}
+    share = after_cell(shared, "04", "def share(name, size, who)", **given)["share"]
     assert np.isnan(share("k", 4, "ours")) and np.isnan(share("k", 4, "views"))
     size_text = after_cell(shared, "04", "def size_text(", SIZES=[4, 16])["size_text"]
     assert size_text(None, [np.nan, 0.2], 0.1) == "not measurable here"

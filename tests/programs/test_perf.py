@@ -1,17 +1,23 @@
-"""``perf/``: the README's tables and plot are those of the runs that they name; what is made of samples; the rows."""
+"""``perf/``: the README's tables and plot are those of the runs that they name; what is made of samples; rows; launches."""
 
 import array
+import base64
+import hashlib
 import importlib.util
+import itertools
 import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 
+import cuda_stub
 import numpy as np
 import pytest
+from interpreter import run_python
 
 from fastexchange.measuring import files
 from fastexchange.measuring.timing import Samples, Statement, time_statements
@@ -21,16 +27,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="perf/flo
 
 
 def scattered(median: float, spread: float = 1.0) -> Samples:
-    """With this median and this interquartile range."""
     return Samples(np.array([median - spread, median - spread / 2, median, median + spread / 2, median + spread], float))
-
-
-def document_of(file: Path, *command: str) -> dict:
-    """What a program of ``perf/`` writes into `file`, in a process of its own."""
-    command = [sys.executable, str(PERF / command[0]), *command[1:], "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(file.read_text()) | {"printed": done.stdout}
 
 
 # ---- what the repository shows ---------------------------------------------------------------------------------------
@@ -170,7 +167,6 @@ def test_hand_written_c_refuses_what_it_was_not_written_for(perf):
 @pytest.mark.slow
 @needs_compiler
 def test_every_row_runs(perf):
-    """Each statement, once."""
     groups = perf("rows").groups()
     rows = {row.key: row for group in groups for row in group.rows}
     assert len(rows) == sum(len(group.rows) for group in groups)
@@ -194,24 +190,277 @@ def test_every_row_of_16_bits_runs_and_its_sides_agree(perf, monkeypatch):
             torch.testing.assert_close(*results, rtol=0.02, atol=0.05)
 
 
-@pytest.mark.slow
-@needs_compiler
-def test_processes_say_what_they_measured(tmp_path):
-    """A section that takes some seconds, in a new process, as the command runs it."""
-    document = document_of(tmp_path / "run.json", "run.py", "--quick", "--only", "import", "--only", "threads")
-    keys = {row["key"] for row in document["results"]}
-    assert {"import/numba", "import/fastexchange", "threads/long/numpy/nogil/2"} <= keys
-    assert all(row["label"] and row["median_ns"] > 0 for row in document["results"])
-    assert set(document["seconds"]) == {"import", "threads"}
-    assert document["machine"]["packages"]["fastexchange"] and "not measured" in document["printed"]
+FIRST = {f"first/{name}" for name in ("nothing", "kernel", "kernel/elapsed", "imports", "imports/elapsed")}
+IMPORTS = {"import/numba", "import/fastexchange", "threads/long/numpy/nogil/2"}
 
 
 @pytest.mark.slow
-def test_first_calls_in_new_processes_are_measured(tmp_path):
-    """The part of ``perf/scale.py`` that needs no engine and no long compilation."""
-    document = document_of(tmp_path / "run.json", "scale.py", "--quick", "--only", "first")
-    keys = {row["key"] for row in document["results"]}
-    assert keys == {f"first/{name}" for name in ("nothing", "kernel", "kernel/elapsed", "imports", "imports/elapsed")}
+@pytest.mark.parametrize("program, sections, keys", [
+    pytest.param("run.py", ["import", "threads"], IMPORTS, marks=needs_compiler), ("scale.py", ["first"], FIRST),
+])  # fmt: skip
+def test_processes_say_what_they_measured(tmp_path, program, sections, keys):
+    """Sections that take some seconds, in a new process, as the command runs them."""
+    file, only = tmp_path / "run.json", [word for section in sections for word in ("--only", section)]
+    command = [sys.executable, str(PERF / program), "--quick", *only, "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert keys <= {row["key"] for row in document["results"]}
     assert all(row["label"] and row["median_ns"] > 0 for row in document["results"])
-    first, imports = document["targets"]
-    assert first["must_be"].startswith("≤ 30 ms") and imports["met"] is None
+    if program == "run.py":
+        assert set(document["seconds"]) == set(sections) and "not measured" in done.stdout
+        assert document["machine"]["packages"]["fastexchange"]
+    else:
+        first, imports = document["targets"]
+        assert first["must_be"].startswith("≤ 30 ms") and imports["met"] is None
+
+
+# ---- on a GPU machine, against the driver stub: launches, the tests that run there, a machine without a network ----
+needs_stub = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("cc") is None or importlib.util.find_spec("numba_cuda") is None,
+    reason="launches against the driver stub need Linux, a C compiler and numba-cuda",
+)
+INSTALLED = [name for name in ("numba-cuda", "numba-cuda-mlir") if importlib.util.find_spec(name.replace("-", "_"))]
+
+
+def in_a_process(function: str, *arguments, check: bool = True) -> subprocess.CompletedProcess:
+    """A function of this file, in a process where nothing of CUDA has been imported: the stub has to be there first."""
+    code = f"import sys, test_perf; sys.path.insert(0, {str(PERF)!r}); sys.exit(test_perf.{function}())"
+    return run_python(code, *map(str, arguments), check=check, PYTHONWARNINGS="ignore")
+
+
+# ---- launches ----------------------------------------------------------------------------------------------------------
+def launch_the_same():
+    import cuda_places
+
+    place = cuda_places.place(True)
+    import cuda_rows
+
+    launches, tensor = 0, place._tensor
+    for package in INSTALLED:
+        rows = cuda_rows.Rows(package, place)
+        tensors = rows.tensors(3)
+        cases = {
+            "tensors": tensors, "checked": tensors, "axpy": {"a": 2.5, **rows.tensors(2)},
+            "scalars": {"a": cuda_rows.np.float32(1.5)},
+        }  # fmt: skip
+        for signature, values in cases.items():
+            plain, kernel = rows.kernel(values)
+            ours = rows.launched(kernel[3, 32], values)
+            by_hand = rows.by_hand(plain, signature, values, 3, 32)
+            tensor.streams[0] = 0x1
+            place.stub.clear()
+            ours(*values.values())
+            by_hand(*values.values())
+            tensor.streams[0] = 0
+            rows.limit.raw(by_hand, 1, False)
+            rows.limit.raw(by_hand, 1, True)
+            found = [launch._replace(thread=0) for launch in place.stub.launches]
+            assert len(found) == 4 and found[0] == found[1], found
+            assert [launch._replace(stream=0) for launch in found[1:]] == [found[0]._replace(stream=0)] * 3, found
+            assert found[0].stream == (0 if signature == "scalars" else 1)
+            launches += len(found)
+        x = rows.tensors(1)["x0"]
+        plain, kernel = rows.kernel(["x"])
+        rows.launched(kernel[1, 1], {"x": x})
+        by_hand = rows.by_hand(plain, "tensors", {"x": x}, 1, 1)
+        others = tensor((4,), "float64"), tensor((2, 2)), tensor((4,), strides=(2,)), tensor((4,), device_type=1)
+        for bad in (*others, 3, None):
+            with pytest.raises((TypeError, AttributeError)):
+                by_hand(bad)
+        with pytest.raises(TypeError, match="another device"):
+            by_hand(x, place.tensor(1))
+    assert launches == 16 * len(INSTALLED)
+
+
+@pytest.mark.slow
+@needs_stub
+def test_hand_written_c_launches_what_ours_does():
+    """Byte for byte, as the stub recorded it; and it refuses what it was not written for."""
+    in_a_process("launch_the_same")
+
+
+def measure_without_torch():
+    """``cuda_launches.py`` on a machine whose driver is the stub."""
+    import cuda_places
+
+    stub = cuda_places.Stub().stub
+    cuda_places.cuda_stub.real_driver = lambda: True
+    stub.set_fast(False)
+    import cuda_launches
+
+    return cuda_launches.main()
+
+
+@pytest.mark.nightly
+@needs_stub
+def test_launches_are_measured_in_parts(perf, monkeypatch, tmp_path):
+    """All rows, without PyTorch: tensors of the driver's memory. A package that has been measured is not measured again."""
+    file = tmp_path / "run.json"
+
+    def call(minutes, code=0):
+        options = ("--no-torch", "--rounds", 1, "--json", file, "--minutes", minutes)
+        done = in_a_process("measure_without_torch", *options, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    assert "too few" in call(0.0001, code=3).stdout and not file.exists()
+    said = call(20).stdout
+    assert "their rows need PyTorch" in said and (len(INSTALLED) == 2 or "is not installed" in said)
+    document = json.loads(file.read_text())
+    rows, device = document["results"], document["machine"]["device"]
+    assert device["torch_cuda"] is None and device["capability"] and device["memory"] > 0
+    assert all(row["label"] and (row["median_ns"] > 0 or row["key"].endswith("/loop")) for row in rows)
+    cases = "1", "3", "26", "axpy", "none", "array/16", "scalar/256"
+    who = "fast", "bound", "c", "raw", "released", "device"
+    for package in INSTALLED:
+        assert {f"{package}/{'/'.join(key)}" for key in itertools.product(cases, who)} <= {row["key"] for row in rows}
+        named = [target for target in document["targets"] if target["call"].startswith(package + ":")]
+        assert len(named) >= 12 and all(target["met"] is not None for target in named)
+    table = perf("cuda_table")
+    monkeypatch.setattr(table, "ROOT", tmp_path)
+    assert "| 26 tensors |" in table.table(file)
+    first = INSTALLED[0]
+    document["results"] = [row for row in rows if row["key"].startswith(first + "/")]  # as a call that ended after it
+    file.write_text(json.dumps(document))
+    assert f"{first} has been measured" in call(20).stdout
+    results = json.loads(file.read_text())["results"]
+    assert all(row in results for row in document["results"]) and {row["key"] for row in results} == {row["key"] for row in rows}
+    assert "Nothing is left" in call(20).stdout
+    document["machine"]["device"]["name"] = "another"
+    file.write_text(json.dumps(document))
+    assert "of another device" in call(20, code=1).stderr
+
+
+@pytest.mark.parametrize("program", ["cuda_launches", "cuda_check"])
+def test_without_cuda_bindings_there_is_one_line(perf, monkeypatch, program):
+    module = perf(program)
+    monkeypatch.setattr(perf("cuda_places"), "_has_bindings", lambda: False)
+    monkeypatch.setattr(sys, "argv", [f"{program}.py", "--stub"])
+    with pytest.raises(SystemExit, match=r"^Launches need cuda-bindings, which is not installed: pip install [^\n]+$"):
+        module.main()
+
+
+# ---- the tests that run there ------------------------------------------------------------------------------------------
+@pytest.fixture
+def check(perf, monkeypatch, tmp_path):
+    """``cuda_check``, with the files of `tmp_path` for tests, on a machine without a device."""
+    check = perf("cuda_check")
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check.cuda_places, "place", lambda: SimpleNamespace(is_gpu=False, described=lambda: {"name": "none"}))
+
+    def call(*options):
+        monkeypatch.setattr(check, "FILES", sorted(tmp_path.glob("test_*.py")))
+        monkeypatch.setattr(sys, "argv", ["cuda_check.py", "--stub", *map(str, options)])
+        return check.main()
+
+    check.call = call
+    return check
+
+
+@pytest.mark.slow
+@needs_stub
+def test_what_the_tests_for_a_gpu_find_is_written_down(perf, check, monkeypatch, tmp_path):
+    """As far as they can go: what needs no device is run, the rest is skipped, and why is said."""
+    if cuda_stub.real_driver():
+        pytest.skip("there is a driver on this machine")
+    monkeypatch.setattr(check, "ROOT", PERF.parent)
+    row = check.run_file(PERF.parent / "tests" / "cuda" / "test_cuda_gpu.py", "graphs or soak")
+    assert row["outcome"] == "passed" and row["passed"] == len(INSTALLED) and row["failed"] == 0
+    assert row["why_skipped"]["there is no CUDA device"] == 2
+    assert [noted["launches"] for noted in row["noted"].values()] == ["8000"] * len(INSTALLED)
+
+
+@pytest.mark.parametrize("outcome, test, expression, code, why", [
+    ("passed", "def test(): pass", "", None, []), ("none selected", "def test(): pass", "another", None, []),
+    ("FAILED", "def test():\n    assert 1 == 2, 'no'", "", None, ["AssertionError: no\nassert 1 == 2"]),
+    ("crashed", "import os\ndef test(): os._exit(7)", "", 7, []),
+])  # fmt: skip
+def test_how_a_file_ends_is_written_down(check, tmp_path, outcome, test, expression, code, why):
+    (tmp_path / "test_it.py").write_text(test)
+    row = check.run_file(tmp_path / "test_it.py", expression)
+    assert (row["outcome"], row["file"], row.get("exit_code")) == (outcome, "test_it.py", code)
+    assert [each["why"] for each in row.get("failures", [])] == why
+    assert " ".join(check._lines(row)[0].split()).startswith(f"test_it.py {outcome}")
+
+
+@pytest.fixture
+def runs(check, monkeypatch, tmp_path):
+    """Three files are not run, of which the second never ends: their names, and how long each might have taken."""
+    calls = []
+
+    def run_file(path, expression, limit):
+        calls.append((path.name, limit))
+        return {"file": path.name, "outcome": "hung" if path.name == "test_b.py" else "passed", "passed": 1, "seconds": limit}
+
+    for letter in "abc":
+        (tmp_path / f"test_{letter}.py").write_text("")
+    monkeypatch.setattr(check, "run_file", run_file)
+    monkeypatch.setattr(check, "_STARTED", -20)  # importing has taken some of the time
+    return calls
+
+
+def test_the_check_ends_in_time_and_goes_on(check, runs, monkeypatch, tmp_path, capsys):
+    """The file that the time did not suffice for is the first of the next call, which runs no file again."""
+    file = tmp_path / "found.json"
+    monkeypatch.setattr(check.time, "monotonic", iter([0, 10, 100, 100, 100]).__next__)
+    assert check.call("--json", file, "--minutes", 1) == 3
+    assert runs == [("test_a.py", 40), ("test_b.py", 30)]
+    document = json.loads(file.read_text())
+    assert [(row["file"], row["outcome"]) for row in document["files"]] == [("test_a.py", "passed"), ("test_b.py", "unfinished")]
+    assert document["machine"]["device"] == {"name": "none"} and not list(tmp_path.glob("*.part"))
+    assert "2 files are left" in capsys.readouterr().out
+    monkeypatch.setattr(check.time, "monotonic", lambda: -20)
+    assert check.call("--json", file, "--minutes", 5) == 1
+    assert [name for name, _ in runs[2:]] == ["test_b.py", "test_c.py"]
+    assert [row["outcome"] for row in json.loads(file.read_text())["files"]] == ["passed", "hung", "passed"]
+    with pytest.raises(SystemExit, match="of other tests"):
+        check.call("-k", "other", "--json", file, "--minutes", 5)
+
+
+def test_a_file_that_takes_long_is_tried_again_with_more_time(check, runs, monkeypatch, tmp_path):
+    """First of all; if it does not end then, it is hung: else no call would come past it."""
+    files, rows = [tmp_path / "test_a.py", tmp_path / "test_b.py"], []
+    monkeypatch.setattr(check.time, "monotonic", lambda: -20)
+    for minutes, outcome in ((0, None), (1, "unfinished"), (0.5, "unfinished"), (1, "unfinished"), (2, "hung")):
+        assert check.run_files(files, rows, "", minutes, lambda row: None) is (outcome == "hung")
+        assert {row["file"]: row["outcome"] for row in rows}.get("test_b.py") == outcome
+    assert runs == [("test_a.py", 60), *(("test_b.py", 60 * minutes) for minutes in (1, 0.5, 1, 2))]
+    rows.clear()
+    check.run_files(files, rows, "", 60, lambda row: None)
+    assert rows[1]["outcome"] == "hung"  # at once, with the most that a file gets
+
+
+# ---- without a network -------------------------------------------------------------------------------------------------
+def test_what_is_fetched_has_the_pinned_version(perf):
+    versions = {"<": "2.2.6", "==": "2.4.6", ">": "2.5.5"}
+    constraints = "\n".join(f'numpy=={numpy}; python_version {sign} "3.11"' for sign, numpy in versions.items())
+    constraints += '\ncffi==2.1.1\nnumba-cuda==0.30.4; python_version < "3.12"\nnumba-cuda-mlir==0.6.0\n'
+    wanted = "numpy 3.12, numpy 3.11, numpy 3.10, numba-cuda 3.12, numpy<2.5 3.12, cffi 3.12, unknown 3.12"
+    found = [perf("offline").pinned(*each.split(), constraints) for each in wanted.split(", ")]
+    assert " ".join(found) == "numpy==2.5.5 numpy==2.4.6 numpy==2.2.6 numba-cuda==0.30.4 numpy<2.5 cffi==2.1.1 unknown"
+
+
+def test_a_wheel_packed_anew_is_installed_without_a_network(perf, monkeypatch, tmp_path):
+    pytest.importorskip("pip")
+    offline, new, wheel = perf("offline"), tmp_path / "new", tmp_path / "made_here-1.0-py3-none-any.whl"
+    new.mkdir()
+    content = b"VALUE = 7\n" + b"#" * 100_000
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("made_here.py", content)
+        archive.writestr("made_here-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: made-here\nVersion: 1.0\n")
+        archive.writestr("made_here-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("made_here-1.0.dist-info/RECORD", f"made_here.py,sha256={digest},{len(content)}\n")
+    with monkeypatch.context() as killed, pytest.raises(ZeroDivisionError):
+        killed.setattr(offline.zipfile.ZipFile, "writestr", lambda *arguments, **options: 1 / 0)
+        offline.pack(wheel, new)
+    assert not list(new.glob("*.whl"))
+    packed = offline.pack(wheel, new)
+    assert packed.name == wheel.name and packed.stat().st_size < wheel.stat().st_size / 10
+    for name, value in {"INDEX_URL": "http://localhost:9/", "NO_CACHE_DIR": "1", "TARGET": str(tmp_path / "installed")}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    assert offline.install(new) == 0
+    assert (tmp_path / "installed" / "made_here.py").read_bytes() == content
+    with pytest.raises(SystemExit, match=r"offline\.py fetch"):
+        offline.install(tmp_path / "none")

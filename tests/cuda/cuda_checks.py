@@ -1,0 +1,93 @@
+"""How tests launch: both ways, in threads, traced; and what has to hold then: it is refused in these words, all is given back."""
+
+import contextlib
+import gc
+import sys
+import threading
+
+from fastexchange._abi import ffi
+from fastexchange.dispatch.runtime import runtime
+
+
+def in_threads(*functions, meanwhile=lambda: None) -> None:
+    """Call each in a new thread, all at once. What fails there first fails here."""
+    failed = []
+
+    def run(function):
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    meanwhile()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def is_refused(function, kind, *texts: str) -> str:
+    """What an exception says, with its notes, that has to be of this very type; `texts` are in it."""
+    try:
+        function()
+    except BaseException as error:
+        assert type(error) is kind, f"{type(error).__name__}: {error}"
+        said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        for text in texts:
+            assert text in said, said
+        return said
+    raise AssertionError("nothing was raised")
+
+
+def free_frames() -> int:
+    """How many frames wait for a call."""
+    count, at = 0, runtime().native.frames
+    while at:
+        count, at = count + 1, ffi.cast("fx_frame *", at).next
+    return count
+
+
+@contextlib.contextmanager
+def all_given_back(*things):
+    """After the block each of `things` has as many references as before, and no export of one is out."""
+    things = [each for each in things if each is not None]
+    tensors = [each for each in things if hasattr(each, "exported")]
+    ledgers = [each.ledger for each in things if hasattr(each, "ledger")]
+    gc.collect()
+    before, frames = [sys.getrefcount(each) for each in things], free_frames()
+    yield
+    gc.collect()
+    assert [sys.getrefcount(each) for each in things] == before
+    assert free_frames() >= frames, "fewer than before: one is lost"
+    assert [each.exported - each.deleted for each in tensors] == [0] * len(tensors)
+    assert [(each.made - each.deleted, each.out) for each in ledgers] == [(0, 0)] * len(ledgers)
+
+
+def new_stream(device: int = 0) -> int:
+    """The handle of a new stream of a device, in its primary context, that does not block."""
+    from fastexchange.cuda.driver import driver  # which needs cuda.bindings
+
+    with driver().on(device):
+        return int(driver().call("cuStreamCreate", 1))
+
+
+def both_ways(launch) -> None:
+    """Launch so often that the last ones are made by the cache entry, where there is one."""
+    for _ in range(4):
+        launch()
+
+
+@contextlib.contextmanager
+def traced(stub):
+    """The names of the driver's functions that are called meanwhile; filled at the end."""
+    names: list[str] = []
+    stub.clear()
+    stub.set_trace(True)
+    try:
+        yield names
+    finally:
+        stub.set_trace(False)
+        names += stub.trace
