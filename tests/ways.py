@@ -1,7 +1,9 @@
-"""The ways by which a tensor comes into a kernel that adds its elements: kernel functions, and calls of the kernels."""
+"""The ways by which a tensor comes into a kernel that adds its elements, and a tensor that does something on its way."""
+
+from collections.abc import Callable
 
 import numba
-from made_producers import ONLY_NUMBA
+from made_producers import ONLY_NUMBA, Dunder
 
 
 def total(x):
@@ -41,3 +43,14 @@ WAYS = {
     "in a list": (total_listed, lambda kernel, x: kernel([x])),
     "of *args": (total_of_all, lambda kernel, x: kernel(x)),
 }
+
+
+class Acting(Dunder):
+    """A tensor whose ``__dlpack__`` first calls `act`, a function without parameters."""
+
+    act: Callable[[], object] | None = None
+
+    def __dlpack__(self, **options):
+        if self.act is not None:
+            self.act()
+        return super().__dlpack__(**options)
