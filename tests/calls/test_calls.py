@@ -1,10 +1,8 @@
 """A kernel as a Python callable: how its arguments bind, and all else that functions can do."""
 
-import copy
 import functools
 import gc
 import inspect
-import pickle
 import sys
 import weakref
 from functools import partial
@@ -156,18 +154,9 @@ def test_bound_arguments_move_with_a_frame_that_grows():
     assert results == [1005950.0]
 
 
-def test_what_a_function_has_and_its_unbound_calls():
-    kernel = KERNELS[plain]
-    assert isinstance(kernel, FastKernel) and callable(kernel) and kernel.py_func is plain
-    assert inspect.signature(kernel) == inspect.signature(plain) and "c=3" in repr(kernel)
-    assert kernel.__call__(1, 2) == plain(1, 2) and type(kernel).__call__(kernel, 1, 2, d=5) == plain(1, 2, d=5)
-    assert list(map(kernel, [1, 2], [3, 4])) == [plain(1, 3), plain(2, 4)]
-
-
-def test_a_kernel_is_a_dispatcher_that_counts_its_calls_by_path_and_equal_to_itself_only():
+def test_a_kernel_counts_its_calls_by_path_and_is_equal_to_itself_only():
     kernel, other = fast_args(plain), fast_args(plain)
-    assert isinstance(kernel, numba.core.registry.CPUDispatcher) and kernel.dispatcher is kernel
-    assert numba.extending.is_jitted(kernel) and kernel.signatures == [] and kernel.counts() == KernelCounts(0, 0, 0)
+    assert kernel.signatures == [] and kernel.counts() == KernelCounts(0, 0, 0)
     kernel(1, 2, 3, 4)
     assert kernel.signatures == list(kernel.overloads) == [(int64, int64, int64, int64)]
     assert kernel.counts() == KernelCounts(fast=0, slow=1, compiled=1)
@@ -190,6 +179,7 @@ def test_a_kernel_is_a_method_like_a_function():
         static = staticmethod(KERNELS[plain])
 
     assert inspect.ismethod(Number().add) and Number.add is Number.__dict__["add"]
+    assert KERNELS[plain].__call__(1, 2) == FastKernel.__call__(KERNELS[plain], 1, c=3, b=2) == plain(1, 2)
     assert Number(1.5).add(2.0) == 3.5 and Number.static(1, 2) == Number().static(1, 2) == plain(1, 2)
     assert Number(1).combine(2) == plain(1, 2) and Number(1).combine(2, d=9) == plain(1, 2, d=9)
     bound = KERNELS[plain].__get__(1)
@@ -199,21 +189,17 @@ def test_a_kernel_is_a_method_like_a_function():
 
 
 # ---- life and death ------------------------------------------------------------------------------------------------
-FATES = {
-    "called": lambda kernel: kernel(1), "in a cycle": lambda kernel: [kernel(1), setattr(kernel, "itself", kernel)],
-    "failed": lambda kernel: type_and_message(kernel, ()),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("fate", FATES)
-def test_kernels_can_be_weakly_referenced_and_die(fate):
-    kernel = fast_args(lambda x: x + 1)
-    reference = weakref.ref(kernel)
-    FATES[fate](kernel)
-    assert reference() is kernel
-    del kernel
-    gc.collect()
-    assert reference() is None
+def test_kernels_can_be_weakly_referenced_and_die():
+    for fate in (lambda kernel: kernel(1), lambda kernel: [kernel(1), setattr(kernel, "itself", kernel)], type_and_message):
+        kernel = fast_args(lambda x: x + 1)
+        reference = weakref.ref(kernel)
+        fate(kernel)
+        assert reference() is kernel
+        del kernel
+        gc.collect()
+        assert reference() is None
 
 
 def test_a_deep_chain_of_kernels_is_freed():
@@ -266,16 +252,6 @@ def test_a_refusal_leaves_no_cycle():
         gc.enable()
 
 
-def test_copies_are_what_copies_of_numbas_dispatchers_are():
-    kernel, dispatcher = KERNELS[plain], numba.njit(plain)
-    for copier in (copy.copy, copy.deepcopy, lambda kernel: pickle.loads(pickle.dumps(kernel))):
-        assert (copier(dispatcher) is dispatcher) == (copier(kernel) is kernel)
-        assert copier(kernel)(1, 2) == plain(1, 2)
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        kernel = pickle.loads(pickle.dumps(KERNELS[positional_only], protocol))
-        assert type(kernel) is FastKernel and kernel(1, c=5) == positional_only(1, c=5)
-
-
 class Counted(FastKernel):
     """Counts its calls."""
 
@@ -305,7 +281,6 @@ def test_options_are_those_of_njit_with_and_without_parentheses():
     def divide(a, b):
         return a / b
 
-    assert fast_args()(plain)(1, 2) == plain(1, 2)
     assert fast_args(error_model="numpy")(divide)(1.0, 0.0) == np.inf
     assert type_and_message(fast_args(divide), 1.0, 0.0)[0] is ZeroDivisionError
     kernel = fast_args(plain, fastmath=True, nogil=True)
@@ -355,23 +330,17 @@ def test_with_numbas_compiler_off_functions_run_as_python():
         from made_producers import Dunder
         from oracle import type_and_message
         from fastexchange import fast_args
+        from test_lists import first_doubled
 
         @fast_args
         def scaled(x, by=2.0):
             assert type(x) in {np.ndarray}, "which Numba does not compile"
-            for i in range(x.shape[0]):
-                x[i] *= by
+            x *= by
             return x.sum()
 
         @fast_args(out="x[n] -> y[n + 1]")
         def longer(x, by=1.0, y=None):
             y[0], y[1:] = 0, x + by
-
-        @fast_args
-        def grow(tensors):
-            tensors.append(tensors[0] * 2)
-            tensors[0] = tensors[1]
-            return tensors
 
         array, same = np.ones(3), fast_args("float64(float64)", cache=False)(lambda x: x)
         assert scaled(array) == 6.0 and scaled(Dunder(array), by=3) == 18.0 and same(2.5) == 2.5
@@ -381,7 +350,7 @@ def test_with_numbas_compiler_off_functions_run_as_python():
         assert longer(np.ones(2), 2.0, out) is out and out.tolist() == [0.0, 3.0, 3.0]
         listed = [np.ones(1), np.ones(2)]
         second = listed[1]
-        assert grow(listed) is listed and len(listed) == 3 and listed[0] is second
+        assert first_doubled(listed) is listed and len(listed) == 3 and listed[0] is second
         one, jitted = numba.njit(lambda: 1), type("Jitted", (), {"value": 2})()
         assert fast_args(lambda function, ob, *, x: (function() + ob.value, x))(one, jitted, x="text") == (3, "text")
         if torch is not None:
@@ -403,16 +372,6 @@ def test_with_numbas_compiler_off_functions_run_as_python():
         """,
         NUMBA_DISABLE_JIT="1",
     )
-
-
-def test_a_type_that_cannot_be_asked():
-    class Meta(type):
-        def __getattr__(cls, name):
-            raise RuntimeError(f"do not ask for {name}")
-
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"'x'.*position 0.*do not ask"):
-            fast_args(lambda x: 1)(Meta("Mute", (), {})())
 
 
 def test_explain_says_who_makes_a_call_and_shows_no_type_of_ours_for_a_default():
@@ -442,8 +401,7 @@ def test_an_array_subclass_may_call_anything_dtype():
         kernel(np.zeros(3, ">f8").view(Odd))
 
 
-@pytest.mark.parametrize("make", [np.asarray, Dunder])
-def test_a_try_catches_nothing_that_has_not_been_raised(make):
+def test_a_try_catches_nothing_that_has_not_been_raised():
     """Whatever calls have left on the stack, by each way into the kernel."""
 
     @fast_args
@@ -455,8 +413,8 @@ def test_a_try_catches_nothing_that_has_not_been_raised(make):
             return -1
         return 1
 
-    x = make(np.zeros(2))
-    launch = checked.bind(x, 1.0)
-    for _ in range(4):
-        assert checked(x, 1.0) == checked(x, limit=1.0) == launch() == 1 and checked(x, -1.0) == -1
-        str(np.zeros(2))
+    for x in (np.zeros(2), Dunder(np.zeros(2))):
+        launch = checked.bind(x, 1.0)
+        for _ in range(4):
+            assert checked(x, 1.0) == checked(x, limit=1.0) == launch() == 1 and checked(x, -1.0) == -1
+            str(np.zeros(2))

@@ -46,7 +46,7 @@ if jax is not None:
 if pyarrow is not None:
     makes = hasattr(pyarrow, "from_dlpack") or hasattr(pyarrow.Array, "from_dlpack")  # younger versions
     RETURNED["pyarrow"] = pyarrow.array, pyarrow.Array if makes else np.ndarray
-of_each = pytest.mark.parametrize("name", SHARING)
+of_each, of_each_returned = (pytest.mark.parametrize("name", names) for names in (SHARING, RETURNED))
 
 
 def elements(tensor):
@@ -58,10 +58,10 @@ def address(tensor) -> int:
 
 
 # ---- new arrays ------------------------------------------------------------------------------------------------------
-@of_each
+@of_each_returned
 def test_a_new_array_is_a_tensor_of_the_callers_framework(name):
-    array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    tensor_of, cls = SHARING[name]
+    array = np.arange(6, dtype=np.float32)
+    tensor_of, cls = RETURNED[name]
     tensor = tensor_of(array)
     for call in range(WARM):
         made = doubled(tensor)
@@ -70,12 +70,9 @@ def test_a_new_array_is_a_tensor_of_the_callers_framework(name):
     assert from_dlpack(made).dtype == np.float32
 
 
-def test_other_producers():
-    filled = fast_args(lambda x: np.full(2, x[0]))
-    for tensor_of, cls in ((memoryview, np.ndarray), *[RETURNED[name] for name in RETURNED if name == "pyarrow"]):
-        made = filled(tensor_of(np.arange(3.0)))
-        assert isinstance(made, cls) and made.tolist() == [0.0, 0.0]
-    assert type(fast_args(lambda n: np.zeros(n))(3)) is np.ndarray
+def test_a_call_without_a_framework_makes_arrays():
+    for kernel, argument in ((lambda x: np.full(2, x[0]), memoryview(np.arange(3.0))), (lambda n: np.zeros(n), 3)):
+        assert type(fast_args(kernel)(argument)) is np.ndarray
 
 
 SHAPES = [(), (0,), (1,), (2, 0, 3), (2, 3, 4)]
@@ -127,7 +124,7 @@ def test_a_result_can_be_written_to_and_differentiated_but_not_resized():
 
 
 # ---- arguments and views of them -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", RETURNED)
+@of_each_returned
 def test_an_argument_is_returned_as_that_very_object(name):
     tensor = RETURNED[name][0](np.arange(4.0))
     with references_kept(tensor):
@@ -296,30 +293,26 @@ def readonly():
     return array
 
 
-REFUSED = {
-    "negative stride": (numba.njit(lambda x, y: (x, x[::-1])), lambda: np.ones(3)),
-    "readonly": (numba.njit(lambda x, y: (x, y[1:])), readonly),
-    "datetime64": (numba.njit(lambda x, y: (x, y.copy())), lambda: np.zeros(3, "M8[s]")),
-    "dtype": (numba.njit(lambda x, y: (x, y.copy())), lambda: np.zeros(3, [("a", "i4"), ("b", "f8")])),
-    "stride": (numba.njit(lambda x, y: (x, y["b"])), lambda: np.zeros(3, [("a", "i4"), ("b", "f8")])),
+PACKED = np.zeros(3, [("a", "i4"), ("b", "f8")])
+backwards = numba.njit(lambda x, y: x[::-1])
+NO_TENSORS = {
+    "negative stride, alone": (np.ones(3), lambda x, y: x[::-1]),
+    "negative stride, in a named tuple": (np.ones(3), lambda x, y: Pair(np.ones(3), backwards(x, y))),
+    "negative stride, in a list": (np.ones(3), lambda x, y: [backwards(x, y), backwards(x, y)]),
+    "negative stride, twice": (np.ones(3), lambda x, y: (backwards(x, y), x[1:], backwards(x, y), x.copy())),
+    "readonly, in a tuple": (readonly(), lambda x, y: (np.ones(3), (x, y[1:]), np.ones(4))),
+    "datetime64, in a tuple": (np.zeros(3, "M8[s]"), lambda x, y: (np.ones(3), (x, y.copy()), np.ones(4))),
+    "dtype, in a tuple": (PACKED, lambda x, y: (np.ones(3), (x, y.copy()), np.ones(4))),
+    "stride, in a tuple": (PACKED, lambda x, y: (np.ones(3), (x, y["b"]), np.ones(4))),
 }
-"""By a word of the message: a function with such an array, and its second argument."""
-PLACES = {
-    "alone": lambda inner: lambda x, y: inner(x, y)[1],
-    "in a tuple": lambda inner: lambda x, y: (np.ones(3), inner(x, y), np.ones(4)),
-    "in a named tuple": lambda inner: lambda x, y: Pair(np.ones(3), inner(x, y)[1]),
-    "in a list": lambda inner: lambda x, y: [inner(x, y)[1], inner(x, y)[1]],
-    "twice": lambda inner: lambda x, y: (inner(x, y)[1], x[1:], inner(x, y)[1], x.copy()),
-}
-TRIED = [(word, "in a tuple") for word in REFUSED] + [("negative stride", place) for place in PLACES if place != "in a tuple"]
+"""By a word of the message, and where the array is: the second argument, and the kernel."""
 
 
 @needs_torch
-@pytest.mark.parametrize(("word", "place"), TRIED)
-def test_what_pytorch_has_no_tensor_for(word, place):
-    inner, make = REFUSED[word]
-    kernel = fast_args(PLACES[place](inner))
-    x, y = torch.ones(3, dtype=torch.float64), make()
+@pytest.mark.parametrize("name", NO_TENSORS)
+def test_what_pytorch_has_no_tensor_for(name):
+    (y, function), word = NO_TENSORS[name], name.partition(",")[0]
+    kernel, x = fast_args(function), torch.ones(3, dtype=torch.float64)
     assert type_and_message(kernel, x, y)[0] is BufferError
     before = blocks_in_use()
     with references_kept(x, y):
@@ -331,7 +324,6 @@ def test_what_pytorch_has_no_tensor_for(word, place):
 
 
 GLOBAL, RECORDS = np.arange(3.0), np.zeros(2, [("a", "f8", (3,)), ("b", "i4")])
-
 OWNED_BY_NOBODY = [lambda x: GLOBAL, lambda x: GLOBAL[1:], lambda x: GLOBAL[3:], lambda x: RECORDS[1].a]
 
 
@@ -351,20 +343,18 @@ def test_memory_that_nobody_owns(function):
                 assert kernel(array).tolist() == want.tolist()
 
 
-def _raise(error):
-    raise error
+def raises():
+    raise ValueError("no tensors today")
 
 
-FAILURES = {
-    "returns -1": lambda: -1, "returns nothing": lambda: 0, "raises": lambda: _do(_raise, ValueError("no tensors today")),
-    "raises and succeeds": lambda: _do(_raise, Sets(0, ValueError, "no tensors today")),
-}  # fmt: skip
+def raises_and_succeeds():
+    raise Sets(0, ValueError, "no tensors today")
 
 
 def test_a_table_that_fails_to_make_a_tensor():
     kernel = fast_args(lambda x: (x.copy(), x[1:]))
-    for fails in FAILURES.values():
-        to_py_object = ffi.callback("int(void *, void **)", lambda managed, out: fails(), error=-1)  # noqa: B023
+    for act in (lambda: -1, lambda: 0, raises, raises_and_succeeds):
+        to_py_object = ffi.callback("int(void *, void **)", lambda managed, out: _do(act), error=-1)  # noqa: B023
         ledger = Ledger()
         tensor = tabled_type("Failing", managed_tensor_to_py_object_no_sync=_native(to_py_object, 1))(np.arange(3.0), ledger)
         type_and_message(kernel, tensor)

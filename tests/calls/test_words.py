@@ -118,14 +118,13 @@ def test_exceptions_of_frameworks_that_are_nothing_but_words():
 ELEMENTS = {"void16": np.ones(3, "V2")} | ({"float8_e8m0fnu": torch.ones(3).to(torch.float8_e8m0fnu)} if torch else {})
 
 
-@pytest.mark.parametrize("name", ELEMENTS)
-def test_what_is_not_computed_with(name):
-    for value in (ELEMENTS[name], (ELEMENTS[name], 1), [ELEMENTS[name]]):
-        kind, message = refused_twice(fast_args(look.py_func), 1, value)
-        assert kind is BufferError
-        assert message.startswith(X + (", item [0], a " if isinstance(value, (tuple, list)) else ", a "))
-        assert f"Numba cannot compute with its elements, {name}" in message and "fast_args(storage=True)" in message
-        assert ".float()" in message or name == "void16"
+def test_what_is_not_computed_with():
+    for name, tensor in ELEMENTS.items():
+        for value, item in ((tensor, ""), ((tensor, 1), ", item [0]"), ([tensor], ", item [0]")):
+            kind, message = refused_twice(fast_args(look.py_func), 1, value)
+            assert kind is BufferError and message.startswith(f"{X}{item}, a ")
+            assert f"Numba cannot compute with its elements, {name}" in message and "fast_args(storage=True)" in message
+            assert ".float()" in message or name == "void16"
 
 
 @fast_args
@@ -171,7 +170,7 @@ def test_explain_goes_into_tuples_and_lists():
     bits = np.ones(2, "V2")
     for value, place in (((1, (2, bits)), r"item \[1\]: item \[1\]"), ([bits], r"item \[0\]")):
         assert re.search(f"- {place}: Numba cannot compute with its elements, ", str(explain(value)))
-    assert not explain((1, np.ones(2))).reasons
+    assert not explain((1, np.ones(2))).reasons and explain([np.ones(2)]).path == "list"
 
 
 @fast_args
@@ -269,23 +268,19 @@ def test_a_method_is_to_be_a_static_one():
 
 
 UNKNOWN = [
-    ({"fastmth": True}, r"option, 'fastmth'; did you mean 'fastmath'\? .*fastmath"),
-    ({"outs": "x[n] -> y[n]"}, r"option, 'outs'; did you mean 'out'\? "),
-    ({"gradd": 1}, r"option, 'gradd'; did you mean 'grad'\? "),
-    ({"FASTMATH": True}, r"option, 'FASTMATH'; did you mean 'fastmath'\? Its options"),
-    ({"zzzzzz": 1}, r"option, 'zzzzzz'\. Its options and those of numba.njit: "),
-    (
-        {"fastmth": True, "nogil": True, "zzzzzz": 1, "Paralel": True},
-        r"options, 'fastmth', 'zzzzzz', 'Paralel'; did you mean 'fastmath' for 'fastmth', 'parallel' for 'Paralel'\?",
-    ),
-]
+    (["outs"], r"option, 'outs'; did you mean 'out'\? "),
+    (["zzzzzz"], r"option, 'zzzzzz'\. Its options and those of numba.njit: "),
+    (["FASTMATH"], r"option, 'FASTMATH'; did you mean 'fastmath'\? Its options.*fastmath"),
+    (["fastmth", "nogil", "zzzzzz", "Paralel"],
+     r"options, 'fastmth', 'zzzzzz', 'Paralel'; did you mean 'fastmath' for 'fastmth', 'parallel' for 'Paralel'\?"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "words"), UNKNOWN)
-def test_unknown_options_are_refused_at_decoration(options, words):
+@pytest.mark.parametrize(("names", "words"), UNKNOWN)
+def test_unknown_options_are_refused_at_decoration(names, words):
     for function in ((), (lambda x: x,)):
         with pytest.raises(TypeError, match=rf"^fast_args\(\) got (an )?unknown {words}"):
-            fast_args(*function, **options)
+            fast_args(*function, **dict.fromkeys(names, True))
 
 
 def test_all_options_of_numba_are_known(monkeypatch):
@@ -345,18 +340,9 @@ WITHOUT_COMPILING = """
 """
 
 
-def test_without_compiling_the_words_are_the_same_and_functions_and_objects_are_passed():
+def test_without_compiling_the_words_are_the_same():
     compiled, interpreted = fork_python(WITHOUT_COMPILING), fork_python(WITHOUT_COMPILING, NUMBA_DISABLE_JIT="1")
     assert interpreted.stdout == compiled.stdout and len(compiled.stdout) > 1000
-    fork_python(
-        """
-        import numba
-        from fastexchange import fast_args
-        one, jitted = numba.njit(lambda: 1), type("Jitted", (), {"value": 2})()
-        assert fast_args(lambda function, ob, *, x: (function() + ob.value, x))(one, jitted, x="text") == (3, "text")
-        """,
-        NUMBA_DISABLE_JIT="1",
-    )
 
 
 def test_parameters_that_numba_has_not_are_named_with_advice():

@@ -204,18 +204,14 @@ def test_code_that_is_loaded_has_been_looked_at(tmp_path, monkeypatch):
         assert sum(kernel.stats.cache_hits.values()) > 0, kernel.stats
 
 
-@pytest.mark.parametrize(
-    ("body", "type_of_y", "warns"),
-    [
-        ("y[0] = x[0] * 0.5", "int64", True),
-        ("y[:] = x", "int32", True),
-        ("for i in range(3):\n  y[i] += 0.5", "uint8", True),
-        ("y[0] = int(x[0])", "int64", False),
-        ("y[0] = x[0] > 0", "int64", False),
-        ("y[:] = x.astype(np.int64)", "int64", False),
-        ("y[0] = x[0]", "float32", False),
-    ],
-)
+STORED = [
+    ("y[0] = x[0] * 0.5", "int64", True), ("y[:] = x", "int32", True), ("for i in range(3):\n  y[i] += 0.5", "uint8", True),
+    ("y[0] = int(x[0])", "int64", False), ("y[0] = x[0] > 0", "int64", False), ("y[:] = x.astype(np.int64)", "int64", False),
+    ("y[0] = x[0]", "float32", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "type_of_y", "warns"), STORED)
 def test_floats_that_are_stored_into_integers_are_a_warning(body, type_of_y, warns):
     kernel = fast_args(function(body, "x, y"), out=f"x[n] -> y[n]: {type_of_y}")
     with warnings.catch_warnings(record=True) as caught:

@@ -248,12 +248,3 @@ def test_an_operator_is_replaced_by_one_with_another_backward_pass():
         x = torch.ones(3, requires_grad=True)
         compiled(x).sum().backward()
         assert x.grad.tolist() == [factor] * 3
-
-
-def test_a_replaced_kernel_of_the_same_declaration_needs_no_compilation():
-    """And names that lead nowhere do not pile up."""
-    compiled = torch.compile(lambda x: torch.ops.fx_caches.same(x), backend=lambda graph, inputs: graph, fullgraph=True)
-    for kernel in (copied, fast_args(out="x[n] -> y[n]")(wide.py_func)):
-        op, x = kernel.as_torch_op("fx_caches::same", replace=True), torch.ones(3)
-        assert torch.equal(compiled(x), op(x))
-    assert len([name for name in vars(torch.ops.fx_caches) if name.startswith("same")]) == 2

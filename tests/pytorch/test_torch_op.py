@@ -36,26 +36,22 @@ def test_an_operator_is_called_like_the_kernel():
 # ---- gradients -------------------------------------------------------------------------------------------------------
 @fast_args(out="x[n], y[n] -> z[n]")
 def product(x, y, z):
-    for i in range(x.size):
-        z[i] = x[i] * y[i]
+    z[:] = x * y
 
 
 @fast_args(out="grad_z[n], y[n] -> grad_x[n]")
 def product_by_x(grad_z, y, grad_x):
-    for i in range(y.size):
-        grad_x[i] = grad_z[i] * y[i]
+    grad_x[:] = grad_z * y
 
 
 @fast_args(out="grad_z[n], x[n] -> grad_y[n]")
 def product_by_y(grad_z, x, grad_y):
-    for i in range(x.size):
-        grad_y[i] = grad_z[i] * x[i]
+    grad_y[:] = grad_z * x
 
 
 @fast_args(out="x[n] -> y[n]")
 def square(x, y):
-    for i in range(x.size):
-        y[i] = x[i] * x[i]
+    y[:] = x * x
 
 
 @fast_args(out="grad_y[n], x[n] -> grad_x[n]")
@@ -66,9 +62,8 @@ def square_backward(grad_y, x, grad_x):
 
 @fast_args(out="grad_grad_x[n], grad_y[n], x[n] -> grad_grad_y[n], grad_x[n]")
 def square_double(grad_grad_x, grad_y, x, grad_grad_y, grad_x):
-    for i in range(x.size):
-        grad_grad_y[i] = 2 * x[i] * grad_grad_x[i]
-        grad_x[i] = 2 * grad_y[i] * grad_grad_x[i]
+    grad_grad_y[:] = 2 * x * grad_grad_x
+    grad_x[:] = 2 * grad_y * grad_grad_x
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -143,13 +138,11 @@ def test_backward_kernels_of_operators_and_of_lazily_conjugated_and_negated_tens
 
 
 def test_a_backward_function():
-    def backward(ctx, grad):
-        return grad * ctx.saved_tensors[0], None
-
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(inputs[1])
-
-    op = scale.as_torch_op("fx_test::scale_by_function", backward=backward, setup_context=setup_context)
+    op = scale.as_torch_op(
+        "fx_test::scale_by_function",
+        backward=lambda ctx, grad: (grad * ctx.saved_tensors[0], None),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+    )
     x, w = tensors()
     x.requires_grad_()
     op(x, w).sum().backward()
@@ -247,19 +240,17 @@ def rest(x, y, n):
 
 matrix, vector = torch.arange(12.0).view(3, 4), torch.arange(5.0)
 CHECKED = {
-    "strided": (torch_operators.transposed, (matrix[:, ::2],), lambda x: x.t()),
-    "transposed": (torch_operators.transposed, (matrix.t(),), lambda x: x.t()),
-    "empty": (torch_operators.transposed, (matrix[:0],), lambda x: x.t()),
-    "int64": (torch_operators.transposed, (matrix.long(),), lambda x: x.t()),
-    "bool": (torch_operators.transposed, (matrix.bool(),), lambda x: x.t()),
-    "complex64": (torch_operators.transposed, (matrix.to(torch.complex64),), lambda x: x.t()),
+    **{name: (torch_operators.transposed, (x,), torch.t) for name, x in {
+        "strided": matrix[:, ::2], "transposed": matrix.t(), "empty": matrix[:0], "int64": matrix.long(), "bool": matrix.bool(),
+        "complex64": matrix.to(torch.complex64),
+    }.items()},
     "several outputs": (several, (vector, 2), lambda x, k: (x[:k], x.double().sum())),
     "None": (optional, (vector, None, 0.5, True, 3), lambda x, *rest: x / 2 + 3),
     "not None": (optional, (vector, vector, 0.5, True, 3), lambda x, *rest: x * 1.5 + 3),
     "a list": (listed, ([vector, vector], vector), lambda xs, x: 3 * x),
     "any rank": (rest, (torch.ones(2, 3, 4),), lambda x: (torch.ones_like(x).long(), torch.tensor(24.0))),
     "no dimension": (rest, (torch.ones(()),), lambda x: (torch.tensor(1), torch.tensor(1.0))),
-}
+}  # fmt: skip
 SCHEMAS = {several: "(Tensor x, SymInt k) -> (Tensor, Tensor)", listed: "(Tensor[] xs, Tensor x) -> Tensor"}
 
 
@@ -312,65 +303,48 @@ def test_keyword_only_arguments():
 
 
 # ---- calls without PyTorch's dispatcher ----------------------------------------------------------------------------------
-def test_calls_with_plain_tensors_go_straight_to_the_kernel():
+def test_calls_with_plain_tensors_go_straight_to_the_kernel_and_others_to_the_dispatcher(monkeypatch):
+    """So do calls that autograd alone sees. Modes, transforms and tangents are for PyTorch's dispatcher."""
+    from torch.autograd import forward_ad
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
     x, w = tensors()
-    op, writing = scale_op(), axpy_op()
+    op, writing, leaf = scale_op(), axpy_op(), x.clone().requires_grad_()
     for _ in range(4):
-        op(x, w)
-        writing(2.0, w, w.clone())
-    leaf = x.clone().requires_grad_()
-    assert native_calls(op, x, w) == native_calls(writing, 2.0, w, w) == 1
-    assert native_calls(op, leaf, w) == 1  # by the autograd.Function
-    assert op(leaf, w).requires_grad and op(x=leaf, w=w).requires_grad and not op(leaf.detach(), w).requires_grad
-    assert native_calls(writing, 2.0, w, leaf[0]) == 0
-    with torch.no_grad():
-        assert native_calls(op, leaf, w) == 1
-    with torch.inference_mode():
-        assert native_calls(writing, 2.0, w, torch.ones(4)) == 0  # it has no version counter
+        op(x, w), op(leaf, w), writing(2.0, w, w.clone())
+    assert native_calls(op, x, w) == native_calls(op, leaf, w) == native_calls(writing, 2.0, w, w.clone()) == 1
+    seen, dispatch = [], TorchOp._dispatch
+    monkeypatch.setattr(TorchOp, "_dispatch", lambda self, *args, **kwargs: seen.append(1) or dispatch(self, *args, **kwargs))
 
-    def passed(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-    for mode, method in ((TorchFunctionMode, "__torch_function__"), (TorchDispatchMode, "__torch_dispatch__")):
-        with type("Mode", (mode,), {method: passed})():
-            assert native_calls(op, x, w) == 0
-    assert native_calls(op, x, w) == 1
-    version = w._version
-    writing(2.0, x[0], w)
-    writing(a=2.0, x=x[0], y=w)
-    assert w._version == version + 2
-
-
-def test_the_short_way_to_autograd_is_taken_where_autograd_alone_sees_the_call(monkeypatch):
-    """Modes, transforms and tangents are for PyTorch's dispatcher."""
-    import torch.autograd.forward_ad as forward_ad
-    from torch.utils.flop_counter import FlopCounterMode
-
-    x, w = tensors()
-    leaf, op = x.clone().requires_grad_(), scale_op()
-    for _ in range(3):
-        op(leaf, w)
-    seen, dispatch = [], type(op)._dispatch
-    monkeypatch.setattr(type(op), "_dispatch", lambda self, *args, **kwargs: seen.append(1) or dispatch(self, *args, **kwargs))
-
-    def ways(*args, **kwargs) -> int:
+    def ways(op, *args, **kwargs) -> int:
         seen.clear()
         op(*args, **kwargs)
         return len(seen)
 
-    assert ways(leaf, w) == ways(torch.nn.Parameter(x), w) == ways(leaf, leaf[0]) == ways(x, w) == 0
-    assert ways(leaf, w=w) == ways(leaf.as_subclass(torch.nn.Buffer), w) == 1
-    with FlopCounterMode(display=False):
-        assert ways(leaf, w) == 1
-    assert torch.func.vmap(lambda _: torch.tensor(ways(leaf, w)))(torch.zeros(2)).sum() == len(seen) * 2 == 2
+    def passed(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+    assert ways(op, x, w) == ways(op, leaf, w) == ways(op, torch.nn.Parameter(x), w) == ways(op, leaf, leaf[0]) == 0
+    assert ways(op, leaf, w=w) == ways(op, leaf.as_subclass(torch.nn.Buffer), w) == 1
+    with pytest.raises(BufferError, match="requires grad"):
+        writing(2.0, w, leaf[0])
+    with torch.no_grad():
+        assert ways(op, leaf, w) == 0
+    with torch.inference_mode():
+        assert ways(writing, 2.0, w, torch.ones(4)) == 1  # it has no version counter
+    for mode, method in ((TorchFunctionMode, "__torch_function__"), (TorchDispatchMode, "__torch_dispatch__")):
+        with type("Mode", (mode,), {method: passed})():
+            assert ways(op, x, w) == ways(op, leaf, w) == 1
+    assert torch.func.vmap(lambda _: torch.tensor(ways(op, leaf, w)))(torch.zeros(2)).sum() == len(seen) * 2 == 2
     with forward_ad.dual_level():
-        assert ways(leaf, w) == 1
+        assert ways(op, leaf, w) == 1
         with pytest.raises(BufferError, match="tangent"):
             op(forward_ad.make_dual(x, x), w)
-    assert ways(leaf, w) == 0
+    assert ways(op, leaf, w) == 0 and op(leaf, w).requires_grad and op(x=leaf, w=w).requires_grad
+    version = w._version
+    writing(2.0, x[0], w), writing(a=2.0, x=x[0], y=w)
+    assert w._version == version + 2
 
 
 def test_calls_are_the_same_with_native_code_as_with_the_dispatcher():
@@ -399,25 +373,6 @@ def test_calls_are_the_same_with_native_code_as_with_the_dispatcher():
     for large in (2**63, 2**70, -(2**63) - 1):
         with pytest.raises(RuntimeError, match=r"Expected a value of type 'int'|int too"):
             op(x, 2.0, large)
-
-
-def test_deterministic_mode():
-    """PyTorch refuses operators that it knows to be nondeterministic. Kernels are not among them."""
-    x, w = tensors()
-    op, writing = scale_op(), axpy_op()
-    leaf = x.clone().requires_grad_()
-    torch.use_deterministic_algorithms(True)
-    try:
-        for call in (op, op.overload, scale, compiled_whole(op)):
-            for _ in range(3):
-                assert torch.equal(call(x, w), x * w)
-        assert torch.equal(torch.autograd.grad(op(leaf, w).sum(), leaf)[0], w.expand_as(x))
-        for call in (writing, writing.overload):
-            y = w.clone()
-            call(2.0, w, y)
-            assert torch.equal(y, 3 * w)
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 # ---- native code that PyTorch's dispatcher calls ---------------------------------------------------------------------------

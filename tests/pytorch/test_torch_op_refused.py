@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch_operators
-from interpreter import run_python
+from forked import fork_python
 from torch_operators import doubled, needs_abi, refused, scale, scale_backward, scale_op, tensors, torch, transposed
 
 from fastexchange import fast_args
@@ -69,26 +69,25 @@ def test_replaced_operators():
     """Overloads that compiled graphs hold call the kernel that has their name, and no other operator's."""
 
     def times(factor):
-        @fast_args(out="x[n] -> y[n]")
-        def multiplied(x, y):
-            for i in range(x.size):
-                y[i] = factor * x[i]
-
-        return multiplied
+        return fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(factor * x[0]))
 
     x = torch.ones(3)
     first = times(2).as_torch_op("fx_test::replaced")
     for _ in range(5):
         first(x), first.overload(x)
+    graphs = []
     by_name = lambda x: torch.ops.fx_test.replaced(x)  # noqa: E731
-    calls = [first, first.overload, first._dispatch, by_name, torch.compile(by_name, backend="aot_eager")]
-    assert [call(x)[0].item() for call in calls] == [2.0] * 5
+    compiled = torch.compile(by_name, backend=lambda graph, inputs: graphs.append(1) or graph)
+    calls = [first, first.overload, first._dispatch, by_name, torch.compile(by_name, backend="aot_eager"), compiled]
+    assert [call(x)[0].item() for call in calls] == [2.0] * 6
     with pytest.raises(ValueError, match="has the output 'y', which is none of grad_x"):
         times(3).as_torch_op("fx_test::replaced", replace=True, backward=times(4))
     times(5).as_torch_op("fx_test::made_after_replaced")
-    assert [call(x)[0].item() for call in calls] == [2.0] * 5
+    assert [call(x)[0].item() for call in calls] == [2.0] * 6
     calls.append(times(6).as_torch_op("fx_test::replaced", replace=True))
-    assert [call(x)[0].item() for call in calls] == [6.0] * 6
+    assert [call(x)[0].item() for call in calls] == [6.0] * 7
+    assert len(graphs) == 1, "of the same declaration: nothing is compiled"
+    assert len([name for name in vars(torch.ops.fx_test) if name.startswith("replaced")]) == 2, "names that lead nowhere"
 
 
 # ---- calls -------------------------------------------------------------------------------------------------------------
@@ -218,13 +217,15 @@ def test_undeclared_writes_are_found_on_request(is_debug, monkeypatch):
 
 @pytest.mark.slow
 def test_operators_without_compiling():
-    """Under NUMBA_DISABLE_JIT operators work, too, by the Python function."""
-    code = """
-    import torch
-    from torch_operators import scale, scale_backward
-    op = scale.as_torch_op("fx_test::interpreted", backward=scale_backward)
-    x, w = torch.ones(3, 4), torch.ones(4, requires_grad=True)
-    op(x, w).sum().backward()
-    print(w.grad.tolist(), torch.compile(op, backend="aot_eager", fullgraph=True)(x, w.detach()).sum().item())
-    """
-    assert run_python(code, NUMBA_DISABLE_JIT="1", PYTHONWARNINGS="ignore").stdout == "[3.0, 3.0, 3.0, 3.0] 12.0\n"
+    """By the Python function."""
+    fork_python(
+        """
+        import torch
+        from torch_operators import scale, scale_backward
+        op, x, w = scale.as_torch_op("fx::op", backward=scale_backward), torch.ones(3, 4), torch.ones(4, requires_grad=True)
+        op(x, w).sum().backward()
+        assert w.grad.tolist() == [3.0] * 4
+        assert torch.compile(op, backend="aot_eager", fullgraph=True)(x, w.detach()).sum() == 12
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )

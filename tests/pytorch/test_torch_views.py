@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from cache_entries import cache_entries  # noqa: E402
 from forked import fork_python  # noqa: E402
-from frameworks import has_table  # noqa: E402
+from frameworks import has_table, with_strides_of  # noqa: E402
 from interpreter import HERE, run_python  # noqa: E402
-from oracle import new_kernel, references_kept  # noqa: E402
+from oracle import check_same_as_njit, new_kernel, references_kept  # noqa: E402
 
 from fastexchange import fast_args  # noqa: E402
 from fastexchange._abi import ffi  # noqa: E402
@@ -42,13 +42,15 @@ def cached(kernel, *arguments) -> None:
 
 
 def tensors():
-    base = torch.arange(120.0)
+    base, z = torch.arange(120.0), torch.ones(4, dtype=torch.complex64)
     yield from (base[:0], base[:1], base[7:], base[::3], base[5], base.view(10, 12).t(), base.view(2, 3, 4, 5)[1:, :, 1::2])
     yield from (base.view(1, 2, 3, 4, 5), base.view(2, 3, 2, 2, 5, 1).transpose(0, 4), base.view(1, 2, 1, 3, 1, 4, 1, 5)[:, 1:])
     yield from (base[:3].expand(4, 3), torch.ones(0, 3), torch.ones(3, 0)[1:], torch.nn.Parameter(torch.ones(3), False))
     yield from (torch.from_numpy(np.arange(5.0)), base.clone().share_memory_()[3:])
-    yield torch.frombuffer(bytearray(16), dtype=torch.int16)
-    yield base.as_subclass(type("Sub", (torch.Tensor,), {}))
+    yield from (torch.frombuffer(bytearray(16), dtype=torch.int16), base.as_subclass(type("Sub", (torch.Tensor,), {})))
+    yield from (base.unfold(0, 3, 2), base.view(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.ones(1).expand(3, 4))
+    yield from (z.real, z.imag, torch.view_as_complex(base.view(60, 2)), torch.arange(4).view(torch.int16), base > 5)
+    yield from (torch.arange(9, dtype=torch.uint8)[1:], torch.nn.Buffer(torch.ones(3)), base.view(10, 12)[:, :9].diagonal())
     yield from (torch.ones(3, dtype=each) for each in (torch.int64, torch.bool, torch.int8, torch.complex64, torch.float64))
     with torch.inference_mode():
         yield torch.ones(4)[1:]
@@ -68,6 +70,12 @@ def test_cached_calls_read_memory():
         assert kernel.counts()[:2] == (before.fast + 1, before.slow)
         assert shape == tensor.shape and s == tensor.sum().item()
         assert not tensor.numel() or strides == tuple(tensor.element_size() * step for step in tensor.stride())
+
+
+def test_kernels_see_the_arrays_that_numpy_sees():
+    for tensor in tensors():
+        plain = tensor.as_subclass(torch.Tensor)
+        check_same_as_njit(new_kernel(described_njit), (tensor,), (with_strides_of(plain, plain.numpy()),))
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -227,15 +235,11 @@ def test_memory_that_must_not_be_read(forbid):
 @needs_views
 def test_a_launch_notices_a_storage_that_becomes_copy_on_write():
     x = torch.arange(3.0)
-    launch = fast_args(_double).bind(x)
+    launch = fast_args(lambda x: np.multiply(x, 2, x)).bind(x)
     launch()
     lazy = torch._lazy_clone(x)
     launch()
     assert lazy.tolist() == [0.0, 2.0, 4.0] and x.tolist() == [0.0, 4.0, 8.0]
-
-
-def _double(x):
-    x *= 2
 
 
 # ---- another source ------------------------------------------------------------------------------------------------
@@ -266,7 +270,6 @@ def test_memory_that_turns_out_otherwise_is_read_no_more():
     """With the first tensor of a new signature: other kernels, which have read such in memory, do so no more either."""
     assert fork_python("""
         import torch, fastexchange
-        from fastexchange.exchange.export import known
         from fastexchange.torch import offsets as torch_offsets
         guard, first = torch_offsets.guard(), fastexchange.fast_args(lambda x: x.sum())
         assert {first(torch.ones(3)) for _ in range(4)} == {3} and guard.knows_views
