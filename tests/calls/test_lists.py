@@ -27,8 +27,7 @@ pytestmark = pytest.mark.usefixtures("numba_counts_blocks")
 def total(tensors, factor):
     s = 0.0
     for tensor in tensors:
-        for value in tensor.flat:
-            s += value * factor
+        s += tensor.sum() * factor
     return s
 
 
@@ -100,8 +99,7 @@ def test_the_types_are_those_of_njit_and_have_no_length():
     for tensors in (arrays(2), arrays(2, np.int32), [np.ones((2, 3))] * 2, [np.ones((3, 2)).T] * 2, [np.ones(6)[::2]] * 2):
         assert check_same_as_njit(length, (tensors,)) == 2
     calls = length.counts()
-    assert [length(arrays(count)) for count in (1, 2, 50)] == [1, 2, 50]
-    assert length.counts() == calls._replace(fast=calls.fast + 3)
+    assert [length(arrays(count)) for count in (1, 2, 50)] == [1, 2, 50] and length.counts().fast == calls.fast + 3
 
 
 @each_mutable_framework
@@ -112,23 +110,19 @@ def test_items_are_written(framework):
 
 
 def test_lists_in_tuples_and_beside_other_arguments():
-    @fast_args
-    def kernel(pair, scale, *rest):
-        s = scale
-        for left, right in zip(pair[0], pair[1]):  # noqa: B905  (Numba has no strict=)
-            s += left.sum() * right.sum()
-        return s + len(rest) + rest[0][0][0] + rest[-1][0]
-
+    kernel = fast_args(lambda pair, scale, *rest: (
+        pair[0][2].sum() * pair[1][2].sum() + scale + len(rest) + rest[0][0][0] + rest[-1][0]
+    ))  # fmt: skip
     for behind in (1, 14, 70):
         for _ in range(4):
-            assert kernel((arrays(3), arrays(3)), 1.0, [np.ones(2)] * 63, *[np.ones(1)] * behind) == 14 + behind
+            assert kernel((arrays(3), arrays(3)), 1.0, [np.ones(2)] * 63, *[np.ones(1)] * behind) == 13 + behind
 
 
-with_options = {nogil: fast_args(nogil=nogil)(lambda tensors: tensors[-1][0]) for nogil in (False, True)}
+LAST = [fast_args(nogil=nogil)(lambda tensors: tensors[-1][0]) for nogil in (False, True)]
 
 
 def test_references(framework):
-    for kernel in with_options.values():
+    for kernel in LAST:
         tensors = tensors_of(framework, arrays(70))
         kernel(tensors)
         with blocks_kept(), references_kept(*tensors, tensors):
@@ -209,30 +203,27 @@ def test_a_list_passed_twice_is_one_list_and_is_changed_although_the_kernel_rais
 def test_a_list_that_cannot_be_changed_as_the_kernel_did():
     tensors = [torch.arange(6.0)[::2], torch.ones(3)]
     for call in (lambda: turn_first(tensors), turn_first.bind(tensors)):
-        for _ in range(3):
+        blocks = []
+        for _ in range(7):
             with pytest.raises(BufferError, match="negative stride"):
                 call()
-        blocks = blocks_in_use()
-        for _ in range(4):
-            with pytest.raises(BufferError, match="negative stride"):
-                call()
-        assert blocks_in_use() <= blocks + 1
-        assert len(tensors) == 2 and tensors[0].tolist() == [0, 2, 4]
+            blocks.append(blocks_in_use())
+        assert blocks[6] <= blocks[2] + 1 and len(tensors) == 2 and tensors[0].tolist() == [0, 2, 4]
     assert total([torch.ones(2)], 1.0) == 2
 
 
-@pytest.mark.parametrize("is_bound", [False, True], ids=["called", "bound"])
-def test_items_in_results(framework, is_bound):
-    tensors = tensors_of(framework, [np.arange(3.0), np.arange(4.0)])
-    call = item_and_view.bind(tensors) if is_bound else functools.partial(item_and_view, tensors)
-    results = [call() for _ in range(4)]
-    assert all(one is tensors[1] and count == 2 for one, _, count in results)
-    del call, tensors
-    gc.collect()
-    assert [from_dlpack(view).tolist() for _, view, _ in results] == [[1.0, 2.0]] * 4
-    blocks = blocks_in_use()
-    del results
-    assert blocks_in_use() < blocks
+def test_items_in_results(framework):
+    for bind in (item_and_view.bind, lambda tensors: functools.partial(item_and_view, tensors)):
+        tensors = tensors_of(framework, [np.arange(3.0), np.arange(4.0)])
+        call = bind(tensors)
+        results = [call() for _ in range(4)]
+        assert all(one is tensors[1] and count == 2 for one, _, count in results)
+        del call, tensors
+        gc.collect()
+        assert [from_dlpack(view).tolist() for _, view, _ in results] == [[1.0, 2.0]] * 4
+        blocks = blocks_in_use()
+        del results
+        assert blocks_in_use() < blocks
 
 
 # ---- bound launches --------------------------------------------------------------------------------------------------
@@ -270,20 +261,15 @@ def test_changes_by_a_bound_launch_leave_nothing_behind(framework):
     with blocks_kept(), references_kept(*tensors):
         for i in range(4):
             assert launch() is tensors[0] and np.asarray(from_dlpack(tensors[0]))[0] == i % 2
-    references = [weakref.ref(tensor) for tensor in tensors if framework.name not in ("tvm_ffi",)]
+    references = [weakref.ref(tensor) for tensor in tensors if framework.name != "tvm_ffi"]
     del launch, tensors
     gc.collect()
-    assert not any(reference() is not None for reference in references)
+    assert all(reference() is None for reference in references)
 
 
 def test_a_bound_launch_whose_list_becomes_one_that_cannot_be_bound():
-    @fast_args
-    def drain(tensors):
-        while len(tensors):
-            tensors.pop()
-
     x = arrays(2)
-    launch = drain.bind(x)
+    launch = fast_args(lambda tensors: tensors.clear()).bind(x)
     assert launch() is None and x == []
     with pytest.raises(ValueError, match="empty list"):  # an ordinary call, as under plain Numba
         launch()
