@@ -18,10 +18,10 @@ import sys
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -128,23 +128,13 @@ def _rows(makers: dict[str, Callable[[], Any]], value=value_of, **more) -> list[
 
 
 _kept: list[Any] = []  # what a tensor is about lives longer than the cell
+_x, _z = functools.partial(torch.arange, 4.0), functools.partial(torch.tensor, [1 + 2j, 3 + 4j])
+_leaf = functools.partial(torch.arange, 4.0, requires_grad=True)
 
 
 def _keep(thing, kept):
     _kept.append(kept)
     return thing
-
-
-def _x():
-    return torch.arange(4.0)
-
-
-def _z():
-    return torch.tensor([1 + 2j, 3 + 4j])
-
-
-def _leaf():
-    return torch.arange(4.0).requires_grad_()
 
 
 PLAIN = {
@@ -262,10 +252,6 @@ SMALLER = {
 }
 
 
-class Plain(torch.Tensor):
-    pass
-
-
 class Tenfold(torch.Tensor):
     """Whose value is ten times its memory, for those who ask by a function of Python."""
 
@@ -368,7 +354,7 @@ ROWS = [
     *_rows(PLAIN), *AUTOGRAD_ROWS, *_rows(LAZY_AND_LAYOUTS), *_rows(WITHOUT_MEMORY, None),
     _row("freed storage, no elements", lambda: _cut(4, 0, slice(0))), *_rows(SMALLER, None),
     _row("storage smaller, view that lies inside", lambda: _cut(64, 16, slice(2)), lambda tensor: [0.0, 1.0]),
-    _row("subclass", lambda: _x().as_subclass(Plain)),
+    _row("subclass", lambda: _x().as_subclass(type("Plain", (torch.Tensor,), {}))),
     _row("subclass with `__torch_function__`", lambda: _x().as_subclass(Tenfold), lambda tensor: tensor.tolist()),
     *_rows(OF_SUBCLASSES, None), *(Row(name, give, None) for name, give in TRANSFORMED.items()),
     _row("functionalised", lambda: torch._to_functional_tensor(_x()), None), *DTYPE_ROWS, *_rows(MEMORY),
@@ -376,22 +362,20 @@ ROWS = [
 
 
 # ---- consumers -----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Seen:
-    """What a consumer got: where the first element lies, and the elements."""
+class Seen(NamedTuple):
+    """What a consumer got: where the first element lies, the elements, and whether they are unsigned, or bytes with a sign."""
 
     address: int
     elements: list
     is_bits: bool
-    """Whether they are unsigned integers, or bytes with a sign."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A consumer. ``outcomes`` gives what it said or saw, once for each of its ways."""
+    """A consumer, and the ways in which it looks at a tensor."""
 
     name: str
-    outcomes: Callable[[Any], Iterator[Callable[[], Seen]]]
+    ways: tuple[Callable[[Any], Seen], ...]
     package: str | None = None
     why_not: str | None = None
     """Why the consumer cannot be asked."""
@@ -420,8 +404,8 @@ def read(address: int, code: int, bits: int, lanes: int, shape: list[int], strid
     return Seen(address, nested(address, 0), np.dtype(dtype).kind == "u" or np.dtype(dtype) == np.int8)
 
 
-def _by_dlpack(tensor) -> Iterator[Callable[[], Seen]]:
-    yield lambda: _seen(np.from_dlpack(tensor))
+def _by_dlpack(tensor) -> Seen:
+    return _seen(np.from_dlpack(tensor))
 
 
 @functools.cache
@@ -435,39 +419,32 @@ def _borrow():
     return prototype(int(ffi.cast("intptr_t", function)))
 
 
-def _by_table(tensor) -> Iterator[Callable[[], Seen]]:
-    def look() -> Seen:
-        view = ffi.new("DLTensor *")
-        if _borrow()(tensor, int(ffi.cast("intptr_t", view))):
-            raise SystemError("it failed and set no exception")
-        if view.device.device_type != 1:
+def _by_table(tensor) -> Seen:
+    view = ffi.new("DLTensor *")
+    if _borrow()(tensor, int(ffi.cast("intptr_t", view))):
+        raise SystemError("it failed and set no exception")
+    if view.device.device_type != 1:
+        raise BufferError("not a CPU's memory")
+    shape, strides = (list(words[0 : view.ndim]) if view.ndim else [] for words in (view.shape, view.strides))
+    address = int(ffi.cast("intptr_t", view.data)) + view.byte_offset
+    return read(address, view.dtype.code, view.dtype.bits, view.dtype.lanes, shape, strides)
+
+
+def _by_tvm_ffi(tensor) -> Seen:
+    seen = []
+
+    def reader(view) -> None:
+        if view.device.dlpack_device_type() != 1:
             raise BufferError("not a CPU's memory")
-        shape, strides = (list(words[0 : view.ndim]) if view.ndim else [] for words in (view.shape, view.strides))
-        address = int(ffi.cast("intptr_t", view.data)) + view.byte_offset
-        return read(address, view.dtype.code, view.dtype.bits, view.dtype.lanes, shape, strides)
+        dtype = view.dtype
+        seen.append(read(view.data_ptr(), int(dtype.type_code), dtype.bits, dtype.lanes, list(view.shape), list(view.strides)))
 
-    yield look
-
-
-def _by_tvm_ffi(tensor) -> Iterator[Callable[[], Seen]]:
-    def look() -> Seen:
-        seen = []
-
-        def reader(view) -> None:
-            if view.device.dlpack_device_type() != 1:
-                raise BufferError("not a CPU's memory")
-            dtype = view.dtype
-            shape, strides = list(view.shape), list(view.strides)
-            seen.append(read(view.data_ptr(), int(dtype.type_code), dtype.bits, dtype.lanes, shape, strides))
-
-        tvm_ffi.convert(reader)(tensor)
-        return seen[0]
-
-    yield look
+    tvm_ffi.convert(reader)(tensor)
+    return seen[0]
 
 
-def _by_nanobind(tensor) -> Iterator[Callable[[], Seen]]:
-    yield lambda: importlib.import_module(_NANOBIND).look(tensor, read)
+def _by_nanobind(tensor) -> Seen:
+    return importlib.import_module(_NANOBIND).look(tensor, read)
 
 
 def _address_and_elements(x):
@@ -482,15 +459,6 @@ def _call(kernel, x) -> Seen:
 _AS_ARRAYS = functools.partial(fast_args, returns=np.ndarray, cache=True)
 _njit_kernel, _NEW = numba.njit(_address_and_elements), _AS_ARRAYS(_address_and_elements)
 _USED = [_AS_ARRAYS(_address_and_elements), _AS_ARRAYS(_address_and_elements, nogil=True)]
-
-
-def _by_njit(tensor) -> Iterator[Callable[[], Seen]]:
-    yield lambda: _call(_njit_kernel, tensor.numpy())
-
-
-def _by_fast_args(tensor) -> Iterator[Callable[[], Seen]]:
-    for kernel in (_NEW, _NEW, *_USED, *_USED):
-        yield functools.partial(_call, kernel, tensor)
 
 
 # ---- nanobind ------------------------------------------------------------------------------------------------------
@@ -536,12 +504,12 @@ def build_nanobind(folder: Path) -> None:
 
 
 COLUMNS = [
-    Column("`np.from_dlpack`", _by_dlpack, "numpy"),
-    Column("exchange table, bare", _by_table, "torch"),
-    Column("", _by_tvm_ffi, "apache-tvm-ffi", None if tvm_ffi else "not installed"),
-    Column("", _by_nanobind, "nanobind", _why_no_nanobind()),
-    Column("`@njit` on `x.numpy()`", _by_njit, "numba"),
-    Column("`@fast_args`", _by_fast_args),
+    Column("`np.from_dlpack`", (_by_dlpack,), "numpy"),
+    Column("exchange table, bare", (_by_table,), "torch"),
+    Column("", (_by_tvm_ffi,), "apache-tvm-ffi", None if tvm_ffi else "not installed"),
+    Column("", (_by_nanobind,), "nanobind", _why_no_nanobind()),
+    Column("`@njit` on `x.numpy()`", (lambda tensor: _call(_njit_kernel, tensor.numpy()),), "numba"),
+    Column("`@fast_args`", tuple(functools.partial(_call, kernel) for kernel in (_NEW, _NEW, *_USED, *_USED))),
 ]
 
 
@@ -554,9 +522,9 @@ def _address_of(tensor) -> int | None:
         return None
 
 
-def judge(row: Row, find: Callable[[], Seen], address: int | None, value: list | None, bits: list | None) -> str:
+def judge(row: Row, look: Callable[[Any], Seen], tensor, address: int | None, value: list | None, bits: list | None) -> str:
     try:
-        seen = find()
+        seen = look(tensor)
     except Exception as error:
         return f"refused ({seen_type(error).__name__})"
     if value is not None and seen.elements == value and not (bits is not None and seen.is_bits):
@@ -577,7 +545,7 @@ def cell(row: Row, column: Column) -> str:
 
     def look(tensor) -> None:
         address = _address_of(tensor)
-        found.extend(judge(row, find, address, *wanted[0]) for find in column.outcomes(tensor))
+        found.extend(judge(row, way, tensor, address, *wanted[0]) for way in column.ways)
 
     try:
         row.give(lambda tensor: wanted.append((row.value and row.value(tensor), row.bits and row.bits(tensor))))

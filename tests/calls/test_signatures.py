@@ -23,17 +23,10 @@ from fastexchange import fast_args
 MAKERS = pytest.mark.parametrize("make", [np.asarray] + ([torch.from_numpy] if torch else []), ids=lambda make: make.__module__)
 
 
-def total(x):
-    s = 0.0
-    for value in x.flat:
-        s += value
-    return s
-
-
 shape_and_sum = numba.njit(lambda x, y: (x.sum() + y, x.ndim))
 add_of_doubles = fast_args("float64(float64, float64)")(lambda x, y: x + y)
 first_of_doubles = fast_args("float64(float64[::1])")(lambda x: x[0])
-total_without_the_gil = fast_args(nogil=True)(total)
+total_without_the_gil = fast_args(nogil=True)(lambda x: x.sum())
 
 
 # ---- many ----------------------------------------------------------------------------------------------------------
@@ -57,12 +50,10 @@ def test_more_than_64_signatures_each_found_again_natively():
 
 
 def test_the_slow_path_runs_once_per_shape(framework):
-    kernel = fast_args(lambda x, n: n + x.size)
-    tensor = framework.tensor(np.ones(3))
+    kernel, tensor = fast_args(lambda x, n: n + x.size), framework.tensor(np.ones(3))
     assert kernel(tensor, 0) == 3
     made = tensor.ledger.made if hasattr(tensor, "asked") else 0
-    assert [kernel(tensor, n) for n in range(4)] == [n + 3 for n in range(4)]
-    assert kernel.counts() == (4, 1, 1)
+    assert [kernel(tensor, n) for n in range(4)] == [3, 4, 5, 6] and kernel.counts() == (4, 1, 1)
     if hasattr(tensor, "asked"):
         tensor.ledger.check(made + 4)
 
@@ -161,14 +152,14 @@ def test_explicit_signatures_check_values_as_njit_does(declared):
 
 # ---- calls inside calls --------------------------------------------------------------------------------------------
 @fast_args
-def descend(x, n, fails):
-    x[n] = 1
+def descend(x, n):
+    x[abs(n)] = 1
     if n == 0:
-        if fails:
-            raise ValueError("deep")
         return 0
+    if n == -20:
+        raise ValueError("deep")
     with numba.objmode(below="int64"):
-        below = descend(x, n - 1, fails)
+        below = descend(x, n - 1)
     return below + 1
 
 
@@ -178,22 +169,20 @@ def test_a_kernel_that_calls_itself_through_python(framework):
     tensor = framework.tensor(view)
     for _ in range(2):
         view[:] = 0
-        assert descend(tensor, 30, False) == 30
-        assert view[:31].tolist() == [1.0] * 31 and view[31] == 0
+        assert descend(tensor, 30) == 30 and view[:31].tolist() == [1.0] * 31 and view[31] == 0
     if hasattr(tensor, "ledger"):
         tensor.ledger.check(tensor.ledger.made)
     for _ in range(2):  # under plain Numba, too, what raises in object mode keeps its arrays
-        assert type_and_message(descend, tensor, 10, True) == (ValueError, "deep")
+        assert type_and_message(descend, tensor, -10) == (ValueError, "deep")
 
 
 # ---- many arguments ------------------------------------------------------------------------------------------------
 def test_many_positional_arguments():
     """More exports than fit the first frame, 64."""
     gather, ledger = fast_args(lambda *arrays: len(arrays)), Ledger()
-    for count in (64, 65):
+    for number, count in enumerate((64, 65), start=1):
         tensors = [FRAMEWORKS[i % len(FRAMEWORKS)].tensor(np.full(2, float(i))) for i in range(count)]
-        assert gather(*tensors) == gather(*tensors) == count
-        assert gather.counts()[2] == gather.counts()[0]
+        assert gather(*tensors) == gather(*tensors) == count and gather.counts() == (number, number, number)
     tensors = [Dunder(np.ones(3), ledger) for _ in range(70)]
     assert [gather(*tensors) for _ in range(3)] == [70] * 3
     tensors[66].lies["lanes"] = 2
@@ -203,11 +192,8 @@ def test_many_positional_arguments():
 
 def test_three_hundred_parameters_some_with_defaults_and_a_tuple_of_hundreds():
     names = [f"p{i}" for i in range(290)] + [f"p{i}={i}" for i in range(290, 300)]
-    namespace: dict[str, object] = {}
-    exec(f"def many({', '.join(names)}): return p0[0] + p150 + p289[0] + p299", namespace)
-    kernel = fast_args(namespace["many"])
-    arguments: list[object] = [1.0] * 290
-    arguments[0], arguments[289] = np.full(2, 2.0), Tabled(np.full(2, 3.0))
+    kernel = fast_args(eval(f"lambda {', '.join(names)}: p0[0] + p150 + p289[0] + p299"))
+    arguments = [np.full(2, 2.0), *[1.0] * 288, Tabled(np.full(2, 3.0))]
     keywords = dict(zip(names[100:290], arguments[100:], strict=True))
     for _ in range(2):
         assert kernel(*arguments) == kernel(*arguments[:100], **keywords) == 305.0
@@ -222,7 +208,7 @@ def test_three_hundred_parameters_some_with_defaults_and_a_tuple_of_hundreds():
 @pytest.mark.parametrize("nogil", [False, True], ids=["with the GIL", "without"])
 def test_threads_on_one_kernel_and_on_kernels_that_come_and_go(nogil):
     """Anew: threads meet in first calls, with tensors of their own, and take signatures in turn."""
-    kernel, in_turn = (fast_args(nogil=nogil)(function) for function in (total, shape_and_sum.py_func))
+    kernel, in_turn = (fast_args(nogil=nogil)(each.py_func) for each in (total_without_the_gil, shape_and_sum))
     ledger, start, values = Ledger(), threading.Barrier(8), of_each_dtype(np.asarray)[::2]
 
     def work(i):
@@ -275,17 +261,11 @@ def new_type(name: str) -> type:
 
 def test_types_that_die_make_room_for_others():
     kernel = fast_args(lambda x: x[0])
-
-    def takes(cls):
-        array = np.ones(3).view(cls)
-        assert [kernel(array) for _ in range(3)] == [1.0] * 3
-        return id(cls)
-
-    for _ in range(4):
-        takes(new_type("Dies"))
+    for _ in range(12):
+        cls = new_type("Dies")
+        assert [kernel(np.ones(3).view(cls)) for _ in range(3)] == [1.0] * 3
         gc.collect()
-    cls = new_type("Lives")
-    assert len(cache_entries(kernel)) <= 8 and [takes(cls)] in [entry.types for entry in cache_entries(kernel)]
+    assert len(cache_entries(kernel)) <= 8 and [id(cls)] in [entry.types for entry in cache_entries(kernel)]
 
 
 def test_an_entry_whose_types_have_died_is_filled_again_under_a_call_that_reads_it():
@@ -330,11 +310,11 @@ def of_each_dtype(make):
     return [make(np.ones((2,) * rank, dtype)) for dtype in ("f4", "f8", "i4") for rank in (1, 2, 3)]
 
 
-def kernel_for_each(values, calls=3, rounds=1):
+def kernel_for_each(values):
     """A kernel that has had calls with each of `values`."""
     kernel = new_kernel(shape_and_sum)
-    for value in values * rounds:
-        for _ in range(calls):
+    for value in values:
+        for _ in range(3):
             kernel(value, 1)
     return kernel
 
@@ -348,7 +328,7 @@ def check_each(values, *calls):
 @MAKERS
 def test_signatures_in_turn(make):
     values = of_each_dtype(make)
-    kernel = kernel_for_each(values, rounds=3)
+    kernel = kernel_for_each(values * 3)
     counted = Counted(kernel)
     check_each(values * 10, lambda value: kernel(value, 1))
     assert counted.count <= 10 * len(values) // 2  # some share a site

@@ -159,25 +159,21 @@ def test_make_fx_with_real_tensors_records_what_kernels_declare():
 
 # ---- what stays of earlier calls ---------------------------------------------------------------------------------------------
 def add(a, b, y):
-    for i in range(a.size):
-        y[i] = a[i] + b[i]
+    y[:] = a + b
 
 
 def add_first_of_list(a, b: "list[torch.Tensor]", y):
-    for i in range(a.size):
-        y[i] = a[i] + b[0][i]
+    y[:] = a + b[0]
 
 
 def add_optional(a, b: "torch.Tensor | None", y):
-    for i in range(a.size):
-        y[i] = a[i]
-        if b is not None:
-            y[i] += b[i]
+    y[:] = a
+    if b is not None:
+        y += b
 
 
 def add_twice(a, b, y, z):
-    for i in range(a.size):
-        y[i] = z[i] = a[i] + b[i]
+    y[:] = z[:] = a + b
 
 
 def faked(call, b):
@@ -247,9 +243,8 @@ def test_the_text_of_an_exception_is_whole(name):
 # ---- backward passes ---------------------------------------------------------------------------------------------------------
 @fast_args(out="grad_z[n], x[n], y[n] -> grad_x[n], grad_y[n]")
 def product_backward(grad_z, x, y, grad_x, grad_y):
-    for i in range(x.size):
-        grad_x[i] = grad_z[i] * y[i]
-        grad_y[i] = grad_z[i] * x[i]
+    grad_x[:] = grad_z * y
+    grad_y[:] = grad_z * x
 
 
 BACKWARDS = {"one_kernel": product_backward, "a_part": [product_by_x]}
@@ -286,17 +281,12 @@ def test_backward_kernels_take_batched_gradients_and_tensors_that_wrap_others(ba
 
 def test_an_exception_of_a_backward_kernel_is_raised_once():
     """It is no refusal: the kernel is not called again, by its operator."""
-    calls = []
+    def fail(*args):
+        calls.append(args)
+        raise RuntimeError("mine")
 
-    class Failing:
-        _parameters = None
-
-        def __call__(self, *args):
-            calls.append(args)
-            raise RuntimeError("mine")
-
-    with pytest.raises(RuntimeError, match="mine"):
-        _call(Failing(), [torch.ones(2)])
+    calls, fail._parameters = [], None
+    refused(RuntimeError, "mine", _call, fail, [torch.ones(2)])
     assert len(calls) == 1
 
 
@@ -354,11 +344,8 @@ def test_the_option_mutates():
 
 @fast_args(out="x[n, d], w[d], k -> y[n, d], z[k]: float64, s[]")
 def several(x, w, k, y, z, s):
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            y[i, j] = x[i, j] * w[j]
-    for i in range(k):
-        z[i] += k  # what a given output holds counts
+    y[:] = x * w
+    z += k  # what a given output holds counts
     s[()] = 7
 
 
@@ -400,12 +387,6 @@ def test_recompilations():
     assert [compiled(3, 4) for _ in range(3)] == [1, 0, 0]
     assert [compiled(5 + i, 4) for i in range(3)] == [1, 0, 0]  # the size is a symbol from then on
     assert [compiled(6, 4, dtype=torch.float64) for _ in range(2)] == [1, 0]
-    dynamic = torch.compile(lambda x: scale(x, x[0]), backend=backend, dynamic=True)
-    graphs.clear()
-    for n in (3, 4, 7, 9):
-        x = torch.rand(n, n + 2)
-        assert torch.equal(dynamic(x), x * x[0])
-    assert len(graphs) == 1
 
 
 def test_kernels_that_replace_others_in_compiled_functions():
@@ -427,7 +408,7 @@ def _of_dimensions_of(x):
 
 def test_a_kernel_that_returns_something_breaks_the_graph():
     """Also one that returns a value for some types: what it returns for others is no answer."""
-    x, _ = tensors()
+    x = tensors()[0]
     assert torch.compile(lambda x: total(x) + 1, backend="eager")(x) == total(x) + 1
     for _ in range(3):
         assert torch.compile(lambda x: (scale(x, x[0]), total(x)), backend="eager")(x)[1] == total(x)
@@ -439,21 +420,15 @@ def test_a_kernel_that_returns_something_breaks_the_graph():
 @fast_args(grad="allow")
 def step(parameters, gradients, rate):
     for i in range(len(parameters)):
-        for j in range(parameters[i].shape[0]):
-            parameters[i][j] -= rate * gradients[i][j]
+        parameters[i][:] -= rate * gradients[i]
 
 
 @fast_args(out="x[n] -> y[n]")
 def scaled(x, factor, y):
-    for i in range(x.size):
-        y[i] = x[i] * factor
+    y[:] = x * factor
 
 
-@fast_args(mutates="x")
-def with_default(x, words="abc"):
-    x[0] = len(words)
-
-
+with_default = fast_args(mutates="x")(lambda x, words="abc": x.fill(len(words)))
 UNTRACED = {
     "a value": (lambda x: total(x), r"declare what it returns as outputs, fast_args\(out=\.\.\.\), or .* fast_args\(mutates="),
     "lists": (lambda x: step([x], [x], 0.1), r"declare .* the arguments that it writes to, fast_args\(mutates="),

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import random
 import re
 
@@ -151,34 +152,28 @@ def check_calls_with_a_tensor_that_changes(seed: int, count: int) -> int:
             x = torch.arange(24.0)
             continue
         expected = described.py_func(x.detach().clone().numpy() if not x.numel() else x.detach().numpy())
-        assert got[:1] == expected[:1] and np.array_equal(got[2], expected[2], equal_nan=True)
+        assert got[:1] == expected[:1] and np.allclose(got[2], expected[2], rtol=1e-5, equal_nan=True)  # of whatever was there
         steps, told = ([step for step, extent in zip(each[1], got[0], strict=True) if extent > 1] for each in (got, expected))
         assert not x.numel() or steps == told
     return refused
 
 
 @needs_views
-def test_tensors_that_change_between_calls():
-    assert 50 < check_calls_with_a_tensor_that_changes(0, 2000) < 1700
-
-
-@pytest.mark.nightly
-def test_ten_million_calls_with_tensors_that_change():
-    for seed in range(1, 101):
-        check_calls_with_a_tensor_that_changes(seed, 100_000)
+@pytest.mark.parametrize("seeds, count", [((0,), 2000), pytest.param(range(1, 101), 100_000, marks=pytest.mark.nightly)])
+def test_tensors_that_change_between_calls(seeds, count):
+    for seed in seeds:
+        assert 0.025 * count < check_calls_with_a_tensor_that_changes(seed, count) < 0.85 * count
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_memory_that_looks_otherwise(seed, monkeypatch):
     """Some words of each tensor and storage are not what they are, as in a PyTorch with another layout: no wrong view."""
-    rng = random.Random(seed)
-    right = producer.Guard()
+    rng, right = random.Random(seed), producer.Guard()
     at = 8 * rng.randrange(32)
     change = rng.choice([lambda word: word + 8, lambda word: 0, lambda word: word ^ 1, lambda word: word >> 8])
     moved = rng.choice([0, 8, -8])  # or all words from `at` on lie elsewhere
     read, read_byte = producer._word, producer._byte
-    heads: set[int] = set()
-    kept: list = []
+    heads, kept = set(), []
 
     def is_changed(address: int) -> bool:
         return any(head + at <= address < head + (256 if moved else at + 8) for head in heads)
@@ -216,19 +211,15 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_memory_that_must_not_be_read(forbid):
     """PyTorch makes the storages of functional tensors so. The error is PyTorch's own, as of the exchange table."""
-    of_first = fast_args(lambda x: x[0].sum())
-    for kernel, wrapped in (
-        (fast_args(lambda x: x.sum()), lambda x: x), (of_first, lambda x: [x]), (of_first, lambda x: (x, 1)),
-    ):  # fmt: skip
+    alone, of_first = fast_args(lambda x: x.sum()), fast_args(lambda x: x[0].sum())
+    ends = contextlib.nullcontext if "warn" in forbid else functools.partial(pytest.raises, RuntimeError, match="'x'")
+    for kernel, wrapped in ((alone, lambda x: x), (of_first, lambda x: [x]), (of_first, lambda x: (x, 1))):
         cached(kernel, wrapped(torch.arange(3.0)))
         tensor = torch.arange(3.0)
         getattr(torch._C, forbid)(tensor)
         for _ in range(3):
-            if "warn" in forbid:
+            with references_kept(tensor), ends():
                 assert kernel(wrapped(tensor)) == 3.0
-                continue
-            with references_kept(tensor), pytest.raises(RuntimeError, match="'x'"):
-                kernel(wrapped(tensor))
         assert kernel(wrapped(torch.arange(3.0))) == 3.0
 
 
@@ -350,10 +341,9 @@ def test_a_tensor_on_a_gpu(index):
         assert tensor.device == torch.device("cuda", index) and not guard.native.cuda
         assert guard.reads(tensor) and guard.native.cuda == 2
         assert not producer.keys_of(tensor) & guard.native.odd_keys
-        borrows = [known(torch.Tensor)["borrow"]] if has_table() else []
-        for borrow in borrows:
-            view = ffi.new("DLTensor *")
-            assert ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(borrow)(tensor, address_of(view)) == 0
+        if has_table():
+            view, borrow = ffi.new("DLTensor *"), ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+            assert borrow(known(torch.Tensor)["borrow"])(tensor, address_of(view)) == 0
             assert (int(view.device.device_type), view.device.device_id) == (2, index)
             assert address_of(view.data) == tensor.data_ptr() and [view.shape[0], view.shape[1]] == [2, 4]
         with pytest.raises((BufferError, TypeError), match=r"'x'[^|]*(device|cuda)"):
@@ -424,17 +414,21 @@ def test_a_tensor_between_others_of_its_kind(name):
             assert all_of(*tensors) == tuple(size + s for size, _, _, s in expected)
 
 
-@pytest.mark.parametrize("name", [*OF_ANOTHER_KIND, *REFUSED])
+@pytest.mark.parametrize("name", OF_ANOTHER_KIND)
 def test_a_tensor_between_others_that_are_not_alike(name):
-    one = (OF_ANOTHER_KIND | REFUSED)[name]()
-    for tensors in list(between(one))[:: 3 if name in OF_ANOTHER_KIND else 1]:
-        with pytest.raises(BufferError if name in REFUSED else TypeError):
+    for tensors in list(between(OF_ANOTHER_KIND[name]()))[::3]:
+        with pytest.raises(TypeError):
             each_of(tensors)
-        if name in REFUSED:
-            with pytest.raises(BufferError):
-                all_of(*tensors)
-        else:
-            assert all_of(*tensors) == tuple(tensor.numel() + tensor.sum().item() for tensor in tensors)
+        assert all_of(*tensors) == tuple(tensor.numel() + tensor.sum().item() for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_tensor_between_others_that_is_refused(name):
+    for tensors in between(REFUSED[name]()):
+        with references_kept(*tensors), pytest.raises(BufferError, match=r"argument 'tensors' \(position 0\)"):
+            each_of(tensors)
+        with pytest.raises(BufferError):
+            all_of(*tensors)
 
 
 def test_an_unaligned_tensor_between_others_makes_an_unaligned_list():
