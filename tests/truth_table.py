@@ -138,24 +138,19 @@ def _keep(thing, kept):
 
 
 PLAIN = {
-    "plain": _x,
-    "view with an offset": lambda: torch.arange(8.0)[3:7],
-    "strided": lambda: torch.arange(8.0)[::2],
+    "plain": _x, "view with an offset": lambda: torch.arange(8.0)[3:7], "strided": lambda: torch.arange(8.0)[::2],
     "F order": lambda: torch.arange(6.0).reshape(2, 3).t(),
     "overlapping (`unfold`)": lambda: torch.arange(5.0).unfold(0, 3, 1),
     "expanded, stride 0": lambda: torch.arange(2.0)[:, None].expand(2, 3),
     "one element in a dimension, odd stride": lambda: torch.arange(8.0).as_strided((1, 3), (5, 2)),
-    "0-d": lambda: torch.tensor(3.0),
-    "empty": lambda: torch.empty(0, 3),
+    "0-d": lambda: torch.tensor(3.0), "empty": lambda: torch.empty(0, 3),
     "negative stride": lambda: torch.arange(4.0).as_strided((4,), (-1,), 3),
     "negative stride, of NumPy": lambda: torch.from_numpy(np.arange(4.0, dtype=np.float32)[::-1]),
-}
+}  # fmt: skip
 AUTOGRAD = {
-    "leaf that requires grad": _leaf,
-    "result that requires grad": lambda: _leaf() * 2,
-    "view of a leaf": lambda: _leaf()[1:],
-    "`nn.Parameter`": lambda: torch.nn.Parameter(torch.arange(4.0)),
-}
+    "leaf that requires grad": _leaf, "result that requires grad": lambda: _leaf() * 2,
+    "view of a leaf": lambda: _leaf()[1:], "`nn.Parameter`": lambda: torch.nn.Parameter(torch.arange(4.0)),
+}  # fmt: skip
 
 
 def _in_mode(mode: str, make, look: Look) -> None:
@@ -198,18 +193,14 @@ AUTOGRAD_ROWS = [
     _row("dual tensor of forward mode, its level ended", _dual_no_more),
 ]  # fmt: skip
 LAZY_AND_LAYOUTS = {
-    "conjugated, lazily (`z.conj()`)": lambda: _z().conj(),
-    "conjugated, in memory": lambda: _z().conj().resolve_conj(),
+    "conjugated, lazily (`z.conj()`)": lambda: _z().conj(), "conjugated, in memory": lambda: _z().conj().resolve_conj(),
     "negated, lazily (`z.conj().imag`)": lambda: _z().conj().imag,
     "negated, lazily (`_neg_view`)": lambda: torch._neg_view(_x()),
     "real part of a conjugated one": lambda: _z().conj().real,
-    "conjugated and negated": lambda: torch._neg_view(_z().conj()),
-    "sparse COO": lambda: torch.eye(2).to_sparse(),
-    "sparse CSR": lambda: torch.eye(2).to_sparse_csr(),
-    "sparse CSC": lambda: torch.eye(2).to_sparse_csc(),
-    "sparse BSR": lambda: torch.eye(2).to_sparse_bsr((1, 1)),
-    "mkldnn": lambda: _x().to_mkldnn(),
-}
+    "conjugated and negated": lambda: torch._neg_view(_z().conj()), "sparse COO": lambda: torch.eye(2).to_sparse(),
+    "sparse CSR": lambda: torch.eye(2).to_sparse_csr(), "sparse CSC": lambda: torch.eye(2).to_sparse_csc(),
+    "sparse BSR": lambda: torch.eye(2).to_sparse_bsr((1, 1)), "mkldnn": lambda: _x().to_mkldnn(),
+}  # fmt: skip
 
 
 def _nested(layout: str):
@@ -237,15 +228,12 @@ def _cut(count: int, size: int, part: slice | None = None):
 
 
 WITHOUT_MEMORY = {
-    "nested, strided": lambda: _nested("strided"),
-    "nested, jagged": lambda: _nested("jagged"),
-    "meta": lambda: torch.empty(4, device="meta"),
-    "`FakeTensor`": _fake,
+    "nested, strided": lambda: _nested("strided"), "nested, jagged": lambda: _nested("jagged"),
+    "meta": lambda: torch.empty(4, device="meta"), "`FakeTensor`": _fake,
     "`_efficientzerotensor`": lambda: torch._efficientzerotensor((4,)),
-    "data pointer forbidden (`_set_throw_on_mutable_data_ptr`)": _forbidden,
-    "freed storage": lambda: _cut(4, 0),
+    "data pointer forbidden (`_set_throw_on_mutable_data_ptr`)": _forbidden, "freed storage": lambda: _cut(4, 0),
     "freed storage, view with an offset": lambda: _cut(1024, 0, slice(512, 516)),
-}
+}  # fmt: skip
 SMALLER = {
     "storage smaller than the tensor": lambda: _cut(64, 16),
     "storage smaller than the view": lambda: _cut(64, 16, slice(16, 20)),
@@ -342,14 +330,12 @@ def _over_readonly():
 
 
 MEMORY = {
-    "shared memory": lambda: _x().share_memory_(),
-    "pinned memory": lambda: _x().pin_memory(),
-    "over a NumPy array": lambda: torch.from_numpy(np.arange(4.0)),
-    "over a readonly NumPy array": _over_readonly,
+    "shared memory": lambda: _x().share_memory_(), "pinned memory": lambda: _x().pin_memory(),
+    "over a NumPy array": lambda: torch.from_numpy(np.arange(4.0)), "over a readonly NumPy array": _over_readonly,
     "over `bytes`": lambda: torch.frombuffer(bytes(16), dtype=torch.float32),
     "copy-on-write (`_lazy_clone`)": lambda: _keep(torch._lazy_clone(original := _x()), original),
     "copy-on-write, the original": lambda: _keep(tensor := _x(), torch._lazy_clone(tensor)),
-}
+}  # fmt: skip
 ROWS = [
     *_rows(PLAIN), *AUTOGRAD_ROWS, *_rows(LAZY_AND_LAYOUTS), *_rows(WITHOUT_MEMORY, None),
     _row("freed storage, no elements", lambda: _cut(4, 0, slice(0))), *_rows(SMALLER, None),

@@ -54,3 +54,13 @@ class Acting(Dunder):
         if self.act is not None:
             self.act()
         return super().__dlpack__(**options)
+
+
+def mode_of(kind: type, act: Callable):
+    """A mode of PyTorch's, of functions or of dispatch, in which ``act(function, args)`` runs before each call that it sees."""
+
+    def seen(self, function, types, args=(), kwargs=None):
+        act(function, args)
+        return function(*args, **(kwargs or {}))
+
+    return type("Mode", (kind,), {"__torch_function__" if "Function" in kind.__name__ else "__torch_dispatch__": seen})()

@@ -24,11 +24,6 @@ def axpy(a, x, y=None):
 total = fast_args(lambda x: x.sum())
 
 
-@fast_args(out="x[n] -> y[n]")
-def doubled(x, y):
-    y[:] = 2 * x
-
-
 @each_mutable_framework
 def test_a_launch_does_what_the_call_does(framework):
     x, y = np.arange(4.0), np.zeros(4)
@@ -78,11 +73,8 @@ def test_it_follows_its_tensors():
     assert [launch() for _ in range(4)] == [6.0] * 4
     tensor.set_(torch.full((100,), 5.0))
     assert launch() == 500.0
-    tensor.untyped_storage().resize_(4 * 200)
     tensor.resize_(2).fill_(1.5)
-    assert launch() == 3.0
-    tensor.share_memory_()
-    assert launch() == 3.0
+    assert launch() == tensor.share_memory_().sum() == launch() == 3.0
     tensor.requires_grad_()
     with pytest.raises(BufferError, match="requires grad"):
         launch()
@@ -101,20 +93,6 @@ def test_it_follows_its_arrays():
     assert launch() == 1.0
     array.dtype = np.int64
     assert launch() == array.sum()
-
-
-def test_outputs_are_allocated_when_it_is_bound():
-    launch = doubled.bind(x := np.arange(3.0))
-    assert launch() is launch() is launch.arguments[1] and launch().tolist() == [0.0, 2.0, 4.0]
-    x += 1
-    assert launch().tolist() == [2.0, 4.0, 6.0]
-    with pytest.raises(ValueError, match=r"'y' \(position 1\)"):
-        launch.rebind(x=np.ones(5))
-    assert launch().tolist() == [2.0, 4.0, 6.0]
-    assert launch.rebind(x=np.ones(5), y=None)().tolist() == [2.0] * 5
-    assert launch.rebind(y=(given := np.empty(5)))() is given
-    if torch is not None:
-        assert type(doubled.bind(torch.ones(3))()) is torch.Tensor
 
 
 REFUSED = {
@@ -145,8 +123,7 @@ def test_a_call_raises_what_the_kernels_call_raises():
         return x[0]
 
     launch = checked.bind(x := np.ones(1), 2.0)
-    for _ in range(4):
-        assert launch() == 1.0
+    assert [launch() for _ in range(4)] == [1.0] * 4
     x[0] = 3
     with pytest.raises(ValueError, match="too large"):
         launch()

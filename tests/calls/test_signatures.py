@@ -3,9 +3,6 @@
 import ctypes
 import gc
 import itertools
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import numpy as np
@@ -204,54 +201,13 @@ def test_three_hundred_parameters_some_with_defaults_and_a_tuple_of_hundreds():
     assert last.counts().fast == 2
 
 
-# ---- threads -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("nogil", [False, True], ids=["with the GIL", "without"])
-def test_threads_on_one_kernel_and_on_kernels_that_come_and_go(nogil):
-    """Anew: threads meet in first calls, with tensors of their own, and take signatures in turn."""
-    kernel, in_turn = (fast_args(nogil=nogil)(each.py_func) for each in (total_without_the_gil, shape_and_sum))
-    ledger, start, values = Ledger(), threading.Barrier(8), of_each_dtype(np.asarray)[::2]
-
-    def work(i):
-        view = np.full(1000 + i, i, ["f4", "i8"][i % 2])
-        tensors = [framework.tensor(view) for framework in FRAMEWORKS]
-        start.wait()
-        for number in range(100):
-            assert all(kernel(tensor) == view.sum() for tensor in tensors)
-            value = values[(number * 3 + i) % len(values)]
-            assert in_turn(value, y=1) == in_turn(value, 1) == (2**value.ndim + 1, value.ndim)
-        for _ in range(2):
-            made, new_type = fast_args(numba.njit(lambda x: x.size)), type("New", (Tabled,), {})
-            assert kernel(Dunder(view, ledger)) + made(view) + kernel(new_type(view)) == 2 * view.sum() + view.size
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    sys.setswitchinterval(before)
-    ledger.check(ledger.made)
-
-
+# ---- without the GIL ----------------------------------------------------------------------------------------------
 def test_nogil_kernels_hold_owning_exports():
     tensor = Tabled(np.ones(3))
     total_without_the_gil(tensor)
     before = tensor.ledger.made
     assert [total_without_the_gil(tensor) for _ in range(3)] == [3.0] * 3 and tensor.borrows == 0
     tensor.ledger.check(before + 3)
-
-
-@fast_args(parallel=True)
-def scale(x, factor, out):
-    for i in numba.prange(x.size):
-        out[i] = x[i] * factor
-    return out.sum()
-
-
-@each_mutable_framework
-def test_parallel(framework):
-    view, out, before = np.arange(1000.0), np.zeros(1000), scale.counts().fast
-    for factor in (1.0, 2.0, 3.0):
-        assert scale(framework.tensor(view), factor, framework.tensor(out)) == factor * view.sum()
-    assert scale.counts().fast >= before + 2
 
 
 # ---- cache entries -------------------------------------------------------------------------------------------------
@@ -365,20 +321,6 @@ def test_keywords_are_cached_calls_too(make):
     with pytest.raises(TypeError, match="x"):
         kernel(x, x=x, y=y)
     assert kernel(z=1, y=y, x=x) == 121
-
-
-def test_a_kernel_that_is_called_again_within_a_call_that_tries_an_entry():
-    values = [np.ones(2, dtype) for dtype in ("f4", "f8", "i4")]
-
-    @fast_args
-    def kernel(x, depth):
-        with numba.objmode(found="float64"):
-            found = float(kernel(values[depth % 3], depth - 1)) if depth else 0.0
-        return x[0] + found
-
-    for _ in range(4):
-        for value in values:
-            assert kernel(value, 3) == 4.0
 
 
 def test_a_producer_that_calls_the_kernel_while_an_entry_is_tried_that_differs():

@@ -191,7 +191,8 @@ def test_typing_errors_name_kernel_and_types():
             assert not any("Numba cannot compile" in each for each in lines[1:])
     with pytest.raises(TypingError) as plain:
         numbas(wrong)(np.ones(3), 4)
-    assert type(plain.value) is type(ours.value)
+    chains = [(e.__suppress_context__, type(e.__context__), type(e.__cause__)) for e in (plain.value, ours.value)]
+    assert type(plain.value) is type(ours.value) and chains[0] == chains[1]
     assert str(ours.value).partition("\n")[2] == str(plain.value)
     assert (ours.value.msg, ours.value.loc, ours.value.contexts) == (plain.value.msg, plain.value.loc, plain.value.contexts)
     if torch is not None:  # a keyword behind an omitted one

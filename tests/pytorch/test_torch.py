@@ -42,6 +42,22 @@ def total_without_autograd(x):
     return x.sum()
 
 
+def function_of(change):
+    """A ``__torch_function__`` that does as PyTorch's own, but for ``__dlpack__``, which `change` makes of the plain tensor."""
+
+    def heard(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.__dlpack__ and change is not None:
+            return change(args[0].as_subclass(torch.Tensor), **(kwargs or {}))
+        return torch.Tensor.__torch_function__.__func__(cls, function, types, args, kwargs or {})
+
+    return classmethod(heard)
+
+
+Unlike = type("Unlike", (torch.Tensor,), {"__torch_function__": function_of(None)})
+"""Takes the way of ``__dlpack__``."""
+leaf, parameter = torch.ones(4, requires_grad=True), torch.nn.Parameter(torch.ones(4))
+
+
 # ---- the layout of tensors -----------------------------------------------------------------------------------------
 def test_the_layout_of_tensors_is_found_whatever_mode_the_caller_is_in_and_whatever_the_default_dtype():
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -67,36 +83,45 @@ def test_a_byte_that_is_1_by_chance_is_not_taken_for_a_flag_of_the_layout(chance
     assert not found.knows_autograd or found.native.requires_grad == expected
 
 
-def test_what_is_read_of_autograd_is_what_pytorch_says():
-    leaf, plain = torch.ones(4, requires_grad=True), torch.ones(4)
-    written = torch.zeros(4)
+def of_autograd():
+    plain, written, part = torch.ones(4), torch.zeros(4), torch.zeros(4)
     row = written[1:]
     written.mul_(leaf)
-    part = torch.zeros(4)
     part[2:].mul_(leaf[2:])
-    tensors = [
-        plain, plain[1:], plain.detach(), leaf, leaf[1:], leaf[1:].detach(), leaf.data, leaf * 2, (leaf * 2)[1:], written, row,
-        row[1:], part, part[2:], torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2), False),
-        torch.ones(3).requires_grad_(), torch.ones(3).requires_grad_().requires_grad_(False), leaf.clone(), *leaf.split(2),
-        leaf.detach().clone(), leaf.view(2, 2).t(), torch.ones(1).expand(3), leaf.as_subclass(torch.nn.Parameter),
-        torch.frombuffer(bytearray(8), dtype=torch.float32), torch.from_numpy(np.ones(3)),
-    ]  # fmt: skip
-    for mode in (torch.no_grad(), torch.inference_mode()):
-        with mode:
-            tensors += [leaf * 2, torch.ones(2)[1:]]
-    with torch.no_grad():
-        tensors += [leaf[1:], leaf.view(2, 2)]
-    for index, tensor in enumerate(tensors):
-        for _ in range(2):
-            if tensor.requires_grad:
+    yield from (plain, plain[1:], plain.detach(), leaf, leaf[1:], leaf[:], leaf[1:].detach(), leaf.data, leaf * 2, (leaf * 2)[1:])
+    yield from (written, row, row[1:], part, part[2:], parameter, (parameter * 1)[:], torch.nn.Parameter(torch.ones(2), False))
+    yield from (torch.ones(3).requires_grad_(), torch.ones(3).requires_grad_().requires_grad_(False), leaf.clone())
+    yield from (*leaf.split(2), leaf.detach().clone(), leaf.view(2, 2).t(), torch.ones(1).expand(3), leaf.as_subclass(Unlike))
+    yield from (leaf.as_subclass(torch.nn.Parameter), torch.frombuffer(bytearray(8), dtype=torch.float32))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            made = [leaf * 2, torch.ones(2)[1:], *([leaf[1:], leaf.view(2, 2)] if mode is torch.no_grad else [])]
+        yield from made
+
+
+MODES = [(total_without_autograd, mode) for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode)]
+MODES += [(total, torch.no_grad), (total, torch.inference_mode)]
+
+
+def test_gradients_are_taken_while_grad_mode_is_off_or_by_a_kernel_that_allows_them():
+    """What is read of autograd is what PyTorch says."""
+    is_read = producer.guard().knows_all or (producer.guard().native.asks and has_table())
+    for index, tensor in enumerate(of_autograd()):
+        value = tensor.detach().sum().item()
+        if not tensor.requires_grad:
+            assert total(tensor) == total(tensor) == value, index
+        for kernel, mode in MODES if tensor.requires_grad else ():
+            with mode():  # also by way of __dlpack__, which refuses it even while grad mode is off
+                assert [kernel(tensor) for _ in range(4)] == [value] * 4 and kernel(x=tensor) == value, index
+                before = kernel.counts()
+                assert [kernel(tensor) for _ in range(4)] == [value] * 4
+                after = kernel.counts()
+            is_native = kernel is total_without_autograd or is_read
+            assert type(tensor) is Unlike or after.fast - before.fast == 4 * is_native
+            for _ in range(2):
                 with pytest.raises(BufferError, match=r"requires grad.*detach"):
                     total(tensor)
-                with torch.no_grad():
-                    total(tensor)
-            else:
-                assert total(tensor) == tensor.sum().item(), index
-        if producer.guard().knows_all:
-            assert producer.guard()._is_watched(tensor) == tensor.requires_grad, index
+        assert not producer.guard().knows_all or producer.guard()._is_watched(tensor) == tensor.requires_grad, index
 
 
 @pytest.mark.parametrize("unknown", ["_find_keys", "_find_storage", "_find_autograd", "_find_dtype"])
@@ -140,48 +165,6 @@ def test_an_uninitialised_parameter_is_refused():
     for mode in (torch.enable_grad(), torch.no_grad()):
         with mode, pytest.raises((BufferError, ValueError, RuntimeError)):
             total(torch.nn.UninitializedParameter())
-
-
-def function_of(change):
-    """A ``__torch_function__`` that does as PyTorch's own, but for ``__dlpack__``, which `change` makes of the plain tensor."""
-
-    def heard(cls, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.__dlpack__ and change is not None:
-            return change(args[0].as_subclass(torch.Tensor), **(kwargs or {}))
-        return torch.Tensor.__torch_function__.__func__(cls, function, types, args, kwargs or {})
-
-    return classmethod(heard)
-
-
-Unlike = type("Unlike", (torch.Tensor,), {"__torch_function__": function_of(None)})
-"""Takes the way of ``__dlpack__``."""
-
-
-leaf = torch.ones(4, requires_grad=True)
-parameter = torch.nn.Parameter(torch.ones(4))
-WATCHED = {
-    "a leaf": leaf, "a result": leaf * 1, "a view": leaf[:], "transposed": leaf.view(2, 2).t(), "a parameter": parameter,
-    "a view of a result": (parameter * 1)[:], "of a subclass": leaf.as_subclass(Unlike),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WATCHED)
-def test_gradients_are_taken_while_grad_mode_is_off_or_by_a_kernel_that_allows_them(name):
-    tensor = WATCHED[name]
-    is_read = producer.guard().knows_all or (producer.guard().native.asks and has_table())
-    for kernel, mode in (
-        *((total_without_autograd, mode) for mode in (torch.enable_grad(), torch.no_grad(), torch.inference_mode())),
-        (total, torch.no_grad()), (total, torch.inference_mode()),
-    ):  # fmt: skip
-        with mode:  # also by way of __dlpack__, which refuses it even while grad mode is off
-            assert [kernel(tensor) for _ in range(4)] == [4.0] * 4 and kernel(x=tensor) == 4.0
-            before = kernel.counts()
-            assert [kernel(tensor) for _ in range(4)] == [4.0] * 4
-            after = kernel.counts()
-        is_native = kernel is total_without_autograd or is_read
-        assert name == "of a subclass" or after.fast - before.fast == 4 * is_native
-        with pytest.raises(BufferError, match=r"requires grad.*detach"):
-            total(tensor)
 
 
 def test_gradients_are_allowed_with_options_of_numba():

@@ -12,6 +12,7 @@ import torch_operators
 from forked import fork_python
 from numba import objmode, prange
 from torch_operators import axpy_op, doubled, native_calls, scale, scale_op, tensors, torch
+from ways import mode_of
 
 from fastexchange import TorchOp, fast_args
 from fastexchange.ground.numba_code import RUNS_PYTHON
@@ -115,9 +116,9 @@ def test_gradients_of_calls_that_omit_arguments():
 
 def test_a_backward_pass_of_several_kernels_calls_those_that_are_needed():
     op = product.as_torch_op("fx_test::product", backward=[product_by_x, product_by_y])
-    x, y = torch.arange(3.0, requires_grad=True), torch.ones(3)
+    x, y, by_y = torch.arange(3.0, requires_grad=True), torch.ones(3), product_by_y.counts()
     op(x, y).sum().backward()
-    assert x.grad.tolist() == [1, 1, 1] and product_by_x.counts().compiled == 1 and product_by_y.counts().compiled == 0
+    assert x.grad.tolist() == [1, 1, 1] and product_by_y.counts() == by_y
     assert torch.autograd.gradcheck(op, (x.detach().double().requires_grad_(), y.double().requires_grad_()))
 
 
@@ -310,8 +311,6 @@ def test_calls_with_plain_tensors_go_straight_to_the_kernel_and_others_to_the_di
         op(*args, **kwargs)
         return len(seen)
 
-    def passed(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
 
     assert ways(op, x, w) == ways(op, leaf, w) == ways(op, torch.nn.Parameter(x), w) == ways(op, leaf, leaf[0]) == 0
     assert ways(op, leaf, w=w) == ways(op, leaf.as_subclass(torch.nn.Buffer), w) == 1
@@ -321,8 +320,8 @@ def test_calls_with_plain_tensors_go_straight_to_the_kernel_and_others_to_the_di
         assert ways(op, leaf, w) == 0
     with torch.inference_mode():
         assert ways(writing, 2.0, w, torch.ones(4)) == 1  # it has no version counter
-    for mode, method in ((TorchFunctionMode, "__torch_function__"), (TorchDispatchMode, "__torch_dispatch__")):
-        with type("Mode", (mode,), {method: passed})():
+    for kind in (TorchFunctionMode, TorchDispatchMode):
+        with mode_of(kind, lambda *call: None):
             assert ways(op, x, w) == ways(op, leaf, w) == 1
     assert torch.func.vmap(lambda _: torch.tensor(ways(op, leaf, w)))(torch.zeros(2)).sum() == len(seen) * 2 == 2
     with forward_ad.dual_level():

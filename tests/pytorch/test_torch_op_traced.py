@@ -13,6 +13,7 @@ from frameworks import has_table
 from interpreter import lines_said
 from test_torch_op import product, product_by_x
 from torch_operators import axpy, axpy_op, doubled, refused, scale, scale_op, tensors, torch, total
+from ways import mode_of
 
 from fastexchange import convert, fast_args
 from fastexchange.torch import modes as torch_modes
@@ -34,17 +35,11 @@ def test_modes_and_tracers_see_operators_and_kernels_that_declare_their_outputs(
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    seen = []
-
-    class See(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
     x, w = tensors()
+    seen = []
     for _ in range(4):
         scale(x, w)
-    with See():
+    with mode_of(TorchDispatchMode, lambda function, args: seen.append(str(function))):
         assert torch.equal(scale_op()(x, w), x * w)
     assert "fx_test.scale.default" in seen
     with FlopCounterMode(display=False):
@@ -57,8 +52,8 @@ def test_modes_and_tracers_see_operators_and_kernels_that_declare_their_outputs(
         for call, name in ((scale_op(), "fx_test::scale"), (scale, "fastexchange::torch_operators_scale")):
             recorded = torch.jit.trace(lambda x, w, call=call: call(x, w) + 1, (x, w))
             assert torch.equal(recorded(2 * x, w), 2 * x * w + 1) and name in str(recorded.graph)
-            for mode in ("real", "fake", "symbolic"):
-                graph = graph_of(call, x, w, mode=mode)
+            for tracing_mode in ("real", "fake", "symbolic"):
+                graph = graph_of(call, x, w, mode=tracing_mode)
                 assert re.search(rf"torch\.ops\.{name.replace('::', '.')}\w*\.default\w*\(x_1, w_1\)", graph.code)
                 assert torch.equal(graph(2 * x, w), 2 * x * w)
 

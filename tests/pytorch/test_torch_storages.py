@@ -19,6 +19,7 @@ from frameworks import has_table, is_borrowed  # noqa: E402
 from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy  # noqa: E402
 from oracle import references_kept  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
+from ways import mode_of  # noqa: E402
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
@@ -30,17 +31,6 @@ silent = fast_args(lambda x: x.sum(), nogil=True)
 size_of = fast_args(lambda x: x.size, nogil=True)
 
 
-def acting(act):
-    """A mode in which Python code runs before each function of PyTorch's."""
-
-    class Acting(TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            act(function, args)
-            return function(*args, **(kwargs or {}))
-
-    return Acting()
-
-
 def test_python_code_of_a_mode_runs_before_any_view_is_borrowed():
     kernel = fast_args(lambda a, b: (b[0] + b[1], a.sum()))
     a = torch.ones(1 << 16, dtype=torch.float64)
@@ -48,7 +38,7 @@ def test_python_code_of_a_mode_runs_before_any_view_is_borrowed():
     for _ in range(4):
         kernel(a, b)
 
-    with acting(lambda function, args: a.untyped_storage().resize_(0)):
+    with mode_of(TorchFunctionMode, lambda function, args: a.untyped_storage().resize_(0)):
         if producer.guard().knows_all and is_borrowed():  # PyTorch is asked nothing, so nothing is freed
             assert kernel(a, b) == (2.0, 1 << 16)
         else:
@@ -102,7 +92,7 @@ def test_a_storage_that_changes_while_others_are_held_is_not_read():
         if args and args[0] is b and a.numel() > 3:
             a.set_(torch.full((3,), 2.0, dtype=torch.float64))
 
-    with acting(set_other):
+    with mode_of(TorchFunctionMode, set_other):
         assert both(a, b) == 6.0 + 8.0
     assert both(a, b) == 6.0 + 8.0
 
@@ -275,9 +265,9 @@ def test_modes_of_the_caller_do_not_see_what_holds_a_storage():
 
     # Without a table, __dlpack__ makes a view of the tensor, which this mode refuses.
     fake = [FakeTensorMode] if has_table() else []
-    for mode in (*fake, Swallows, lambda: torch.device("meta")):
+    for each in (*fake, Swallows, lambda: torch.device("meta")):
         tensor = torch.ones(3)
-        with mode():
+        with each():
             assert size_of(tensor) == 3
         assert not tensor.untyped_storage().resizable()
 

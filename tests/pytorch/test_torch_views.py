@@ -294,23 +294,6 @@ def test_readers_come_with_the_package_or_are_compiled_for_other_offsets(inline_
     """).stdout.startswith("True False" if inline_ndim == 5 else "False True")
 
 
-@needs_views
-def test_memory_needs_no_table():
-    """But copy-on-write tensors do, which PyTorch has to copy: Numba's dispatcher gets them."""
-    assert "slow=1" in fork_python("""
-        import torch, fastexchange
-        for name in {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"} & {*vars(torch.Tensor)}:
-            delattr(torch.Tensor, name)
-        kernel = fastexchange.fast_args(lambda x: x.sum())
-        assert {kernel(torch.ones(3)) for _ in range(4)} == {3}
-        print(kernel.counts())
-        for _ in range(3):
-            x = torch.ones(3)
-            lazy = torch._lazy_clone(x)
-            assert kernel(x) == kernel(lazy) == 3
-    """).stdout
-
-
 # ---- tensors on a GPU ----------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def said_to_be_on(tensor, index: int):
