@@ -189,7 +189,6 @@ def test_strings_that_are_kept_or_have_to_be_constants():
         assert chosen(np.arange(3.0), "sum") == 3.0 and chosen(np.arange(3.0), "max") == 2.0
 
 
-# ---- jitted functions ----------------------------------------------------------------------------------------------
 apply = fast_args(lambda function, x: function(x) * 2)
 apply_both = fast_args(lambda functions, x: functions[0](x) + functions[1](x))
 plus_one = numba.njit(lambda x: x + 1)

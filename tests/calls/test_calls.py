@@ -321,7 +321,6 @@ def test_what_cannot_be_decorated_or_given_is_a_type_error():
 
 
 def test_with_numbas_compiler_off_functions_run_as_python():
-    """With outputs, lists, results of the caller's framework, and gradients that are refused."""
     fork_python(
         """
         import collections, numba

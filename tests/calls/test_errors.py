@@ -41,7 +41,6 @@ def check_refused(argument, *words: str, kind=BufferError):
     assert total(good, good) == 6.0
 
 
-# ---- objects that no path can handle -------------------------------------------------------------------------------
 Unknown = type("Unknown", (), {})
 
 
@@ -66,7 +65,6 @@ def test_the_argument_is_named_wherever_it_is():
         assert kind is TypeError and where in message and "Unknown" in message, message
 
 
-# ---- tensors that cannot go to a CPU kernel ------------------------------------------------------------------------
 SAID = {
     "memory is on device kDLCUDA:1, which a CPU kernel": {"device_type": 2, "device_id": 1},
     "65 dimensions; from 0 to 64": {"ndim": 65, "shape": (1,) * 65, "strides": (1,) * 65},
@@ -129,7 +127,6 @@ def test_dtypes_that_numpy_has_with_ml_dtypes_only():
     )
 
 
-# ---- capsules of __dlpack__ ----------------------------------------------------------------------------------------
 Plain = type("Plain", (ValueError,), {})
 with_state, without_notes = Plain("no"), KeyError("key")
 with_state.code, without_notes.__notes__ = 7, 5
@@ -158,7 +155,6 @@ def test_exceptions_of_a_producer(error):
     assert "fail" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
-# ---- exchange tables -----------------------------------------------------------------------------------------------
 UNUSABLE = {
     "2.0": {"version": (2, 0)}, "3.1": {"version": (3, 1), "prev": exchange_table(version=(2, 5))},
     "managed_tensor_allocator": {"managed_tensor_allocator": None}, EXPORT: {EXPORT: None},
@@ -176,7 +172,6 @@ def test_why_a_table_cannot_be_used_is_said():
     assert BORROW in str(explain(ExportOnly(np.ones(3))))
 
 
-# ---- exceptions in kernels -----------------------------------------------------------------------------------------
 def caught(function, *arguments):
     """What is known of the exception that a call raises: type, arguments, and the frames below the call."""
     try:

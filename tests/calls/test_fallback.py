@@ -30,7 +30,6 @@ total = fast_args(lambda x: x.sum())
 ignore = fast_args(lambda *arguments: len(arguments))
 
 
-# ---- the protocol --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_asked_is_consumed_and_given_back(kind):
     tensor = kind(np.ones(3))
@@ -70,7 +69,6 @@ def test_the_methods_are_called_on_the_type_as_methods():
     assert total(meta("Meta", (Dunder,), {})(np.ones(3))) == total(odd) == total(odd) == 3.0
 
 
-# ---- exports -------------------------------------------------------------------------------------------------------
 ledger_of_all = Ledger()
 
 
@@ -181,9 +179,7 @@ def test_what_is_readonly_stays_so():
     assert not any(signature[0].mutable for signature in kernel.signatures)
 
 
-# ---- order ---------------------------------------------------------------------------------------------------------
 def test_producers_in_python_run_before_borrowed_views_are_taken():
-    """An array that a producer's Python code replaces or resizes is seen as it is afterwards, wherever it stands in the call."""
     both = fast_args(lambda a, b: a[0] * 10 + b[0] + a.size + b.size)
     moving, array = Tabled(np.full(3, 1.0)), np.ones(100)
     mover, resizer = Acting(np.full(3, 5.0)), Acting(np.ones(3))
@@ -198,7 +194,6 @@ def test_producers_in_python_run_before_borrowed_views_are_taken():
     assert both(array, resizer) == 11 + 3 * before + 3 == 11 + array.size + 3
 
 
-# ---- first calls -----------------------------------------------------------------------------------------------------
 def raises(x, y=None):
     if x[0] == 1:
         raise ValueError("from the kernel")

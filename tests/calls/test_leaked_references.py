@@ -5,6 +5,7 @@ What the kernel cannot have kept is given back; what it may have kept stays vali
 
 import gc
 import importlib
+import inspect
 import sys
 import weakref
 
@@ -143,23 +144,9 @@ def test_arguments_are_given_back(source):
         check_memory_is_given_back(CALLS[name], source, 2)
 
 
-LEAKING = """
-import numba
-
-@numba.njit
-def refuse(x):
-    if x[0] >= 0:
-        raise ValueError('refused')
-
-def outer(x):
-    refuse(x)
-    x[0] = 1.0
-"""
-
-
 def test_code_that_is_loaded(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "leaking.py").write_text(LEAKING)
+    (tmp_path / "leaking.py").write_text(f"import numba\n{inspect.getsource(refuse.py_func)}\n{inspect.getsource(outer)}")
     for _ in range(2):
         monkeypatch.delitem(sys.modules, "leaking", raising=False)
         kernel = fast_args(importlib.import_module("leaking").outer, cache=True)
@@ -167,7 +154,6 @@ def test_code_that_is_loaded(tmp_path, monkeypatch):
     assert sum(kernel.stats.cache_hits.values()) == 1
 
 
-# ---- what is kept ----------------------------------------------------------------------------------------------------
 @jitclass([("x", numba.float64[::1])])
 class Holder:
     def __init__(self, x):

@@ -352,7 +352,6 @@ def test_a_list_of_itself_is_entered_once():
 
 
 def test_a_list_that_changes_while_it_is_read():
-    """What it held when the call began is what the kernel gets."""
     ledger, others = Ledger(), [np.ones(1)]
     kernel = fast_args(lambda x, y: x[0][0] + x[3][1] + y[0][0])
     assert kernel([Dunder(np.ones(2), ledger)] * 4, others) == 3

@@ -76,7 +76,6 @@ def test_generators_star_args_and_native_calls_in_turn_with_numbas(no_python):
 
 @needs_torch
 def test_what_a_list_holds_is_seen_in_each_call():
-    """After a list of floats come lists with tensors, and lists that Numba refuses."""
     kernel, tensor = fast_args(first), torch.ones(3)
     refused = ([1.0, tensor], [tensor, 1.0], [1.0, 2], [1.0, "a"], [], [2**70], [None, 1.0], [Colour.RED, 1])
 

@@ -177,7 +177,7 @@ def test_a_kernel_that_raises_sets_its_outputs_free():
     fail(tabled_type("Allocates")(np.ones(2), ledger), 60)
     assert (ledger.out, ALLOCATED.out) == (0, out) and ALLOCATED.made >= made + 120
     if torch is not None:
-        assert fail(torch.ones(2), 1) == fail(torch.ones(2), 60)
+        assert fail(x := torch.ones(2), 1) == fail(x, 60)
 
 
 def test_a_kernel_that_returns_something():
@@ -297,7 +297,6 @@ def test_notations_at_the_limits():
 
 @pytest.mark.parametrize("inputs, outputs", [(20, 1), (1, 18)])
 def test_more_dimensions_than_native_code_has_room_for(inputs, outputs):
-    """Python makes those outputs."""
     xs, ys = [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)]
     function = eval(f"lambda {', '.join(xs + ys)}: ({', '.join(f'{y}.fill({y[1:]})' for y in ys)},)[0]")
     kernel = fast_args(function, out=" -> ".join(", ".join(f"{name}[...]" for name in names) for names in (xs, ys)))
@@ -378,7 +377,6 @@ def test_bad_notation_and_kernels_that_cannot_declare_outputs():
             fast_args(out="x[n] -> y[n]")(kernel)
 
 
-# ---- beside everything else ------------------------------------------------------------------------------------------
 def test_bound(framework):
     x, w = np.ones((2, 3)), np.ones(3)
     launch = weighted.bind(framework.tensor(x), framework.tensor(w))

@@ -53,7 +53,6 @@ def test_types_with_none():
     assert promoted([*map(DLDataType.from_str, ("uint64", "int8", "float32"))]) is None
 
 
-# ---- calls -----------------------------------------------------------------------------------------------------------
 @fast_args(out="x[n], w[n], flags[] -> y[n]")
 def added(x, w, flags, y):
     for i in range(y.shape[0]):

@@ -60,7 +60,6 @@ NO_VERDICT = [*NO_MORE, RuntimeError("no compiled object yet"), PermissionError(
 
 @pytest.mark.parametrize("error", NO_VERDICT, ids=repr)
 def test_a_compilation_that_fails_now(error):
-    """Numba's dispatcher makes the call, explain says for how long; then the kernel is native."""
     kernel = fast_args(dot)
     kernel.compile = failing(kernel.compile, error, 1)  # the second compilation, of Numba's own dispatcher, succeeds
     assert kernel(X, X) == 5.0 and kernel.counts().compiled == 1

@@ -147,7 +147,6 @@ def test_explicit_signatures_check_values_as_njit_does(declared):
                 assert (type(got), got) == (type(want), want), value
 
 
-# ---- calls inside calls --------------------------------------------------------------------------------------------
 @fast_args
 def descend(x, n):
     x[abs(n)] = 1
@@ -173,7 +172,6 @@ def test_a_kernel_that_calls_itself_through_python(framework):
         assert type_and_message(descend, tensor, -10) == (ValueError, "deep")
 
 
-# ---- many arguments ------------------------------------------------------------------------------------------------
 def test_many_positional_arguments():
     """More exports than fit the first frame, 64."""
     gather, ledger = fast_args(lambda *arrays: len(arrays)), Ledger()
@@ -201,7 +199,6 @@ def test_three_hundred_parameters_some_with_defaults_and_a_tuple_of_hundreds():
     assert last.counts().fast == 2
 
 
-# ---- without the GIL ----------------------------------------------------------------------------------------------
 def test_nogil_kernels_hold_owning_exports():
     tensor = Tabled(np.ones(3))
     total_without_the_gil(tensor)
@@ -293,7 +290,6 @@ def test_signatures_in_turn(make):
 
 
 def test_a_site_with_an_entry_for_other_arguments():
-    """Whatever is found there is compared with the arguments."""
     values = of_each_dtype(np.asarray)
     kernel = kernel_for_each(values)
     sites = kernel._native._sites

@@ -24,7 +24,6 @@ VALUES = {  # by repr: the value, and the plain tuple
 }
 
 
-# ---- tuples --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("text", VALUES)
 def test_a_value_is_its_plain_tuple_immutable_and_copied_as_its_type(text):
     value, plain = VALUES[text]
@@ -52,7 +51,6 @@ def test_fields_by_name_and_their_types():
     assert all(type(number) is int for number in DLPackVersion(np.int32(1), True))
 
 
-# ---- texts ---------------------------------------------------------------------------------------------------------
 def test_device_texts():
     names = "cpu cuda cuda_host opencl vulkan metal vpi rocm rocm_host ext_dev cuda_managed oneapi webgpu hexagon maia trn"
     devices = "CPU CUDA CUDAHost OpenCL Vulkan Metal VPI ROCM ROCMHost ExtDev CUDAManaged OneAPI WebGPU Hexagon MAIA Trn"
@@ -112,7 +110,6 @@ def test_versions():
     assert DLPackVersion(2, 0) > DLPackVersion(1, 10) > DLPackVersion(1, 3) >= (1, 3) > (1, 2) > DLPackVersion(0, 9)
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
 FIELDS = [  # class, the values of the fields before, the field, its range
     (DLDataType, (), "code", 0, 255), (DLDataType, (2,), "bits", 1, 255), (DLDataType, (2, 32), "lanes", 1, 65535),
     (DLDevice, (), "device_type", 0, 2147483647), (DLDevice, (1,), "device_id", 0, 2147483647),
@@ -132,7 +129,6 @@ def test_fields_out_of_range_or_no_ints():
                 cls(*before, value, *behind)
 
 
-# ---- NumPy's dtypes ------------------------------------------------------------------------------------------------
 PLAIN = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
          "complex64", "complex128"]  # fmt: skip
 ALIKE = {float: "float64", bool: "bool", complex: "complex128", "<i4" if sys.byteorder == "little" else ">i4": "int32",
@@ -188,7 +184,6 @@ def test_registered_types_there_and_back():
         DLDataType(101, 32, 4).to_dtype()
 
 
-# ---- ml_dtypes -----------------------------------------------------------------------------------------------------
 def test_ml_dtypes_there_and_back():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     for name in ML_DTYPES:

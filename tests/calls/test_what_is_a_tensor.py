@@ -28,7 +28,6 @@ def twice(x, y):
         y[i] = 2 * x[i]
 
 
-# ---- none ------------------------------------------------------------------------------------------------------------
 FUNCTIONS = (plain, lambda x: plain((x, 1)), lambda x: plain.bind(x)())
 OF_ONE_TENSOR = (twice, from_dlpack, lambda x: convert(x, np.ndarray))
 
@@ -91,7 +90,6 @@ def test_a_type_is_explained_by_its_instances():
     assert plain(np.float32) == 1
 
 
-# ---- buffers -------------------------------------------------------------------------------------------------------
 def test_whatever_has_the_buffer_protocol_is_a_tensor():
     cffi, pyarrow = pytest.importorskip("cffi"), pytest.importorskip("pyarrow")
     memory = cffi.FFI().new("char[3]", b"abc")
@@ -113,7 +111,6 @@ def test_a_format_that_is_refused_is_named():
             assert kind is BufferError and text in message and subject in message
 
 
-# ---- NumPy's own ---------------------------------------------------------------------------------------------------
 def test_numpys_scalars_and_subclasses_are_converted_if_dlpack_has_a_type_for_them():
     for scalar in (np.float64(1.5), np.int8(3), np.bool_(True), np.complex64(1j), np.float16(2)):
         made = from_dlpack(scalar)
@@ -130,7 +127,6 @@ def test_numpys_scalars_and_subclasses_are_converted_if_dlpack_has_a_type_for_th
         assert kind is TypeError and "filled()" in message
 
 
-# ---- methods of the object itself ------------------------------------------------------------------------------------
 def proxy(target):
     """An object that forwards all attributes."""
     return type("Proxy", (), {"__getattr__": lambda self, name: getattr(target, name)})()

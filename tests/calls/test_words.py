@@ -37,7 +37,6 @@ def refused_twice(kernel, *arguments) -> tuple[type, str]:
     return first
 
 
-# ---- tensors without memory --------------------------------------------------------------------------------------------
 WITHOUT_MEMORY = {
     "meta": "on device meta.*device='cpu'", "quantised": r"quantised.*dequantize\(\)", "sparse": r"to_dense\(\)",
     "csr": r"to_dense\(\)", "zero": r"zeros that has no memory; pass its clone\(\)", "fake": "FakeTensor.*custom_op",
@@ -111,7 +110,6 @@ def test_exceptions_of_frameworks_that_are_nothing_but_words():
         assert kind is RuntimeError and message.startswith(f"{X} cannot be passed to the kernel: ")
 
 
-# ---- elements --------------------------------------------------------------------------------------------------------
 ELEMENTS = {"void16": np.ones(3, "V2")} | ({"float8_e8m0fnu": torch.ones(3).to(torch.float8_e8m0fnu)} if torch else {})
 
 
@@ -135,7 +133,6 @@ def test_scalars_that_numba_has_not_name_their_parameter_and_exceptions_of_the_k
         assert type_and_message(fast_args(raises), argument) == (TypeError, "of the kernel")
 
 
-# ---- lists -----------------------------------------------------------------------------------------------------------
 def test_arguments_that_are_not_declared_name_kernel_types_and_signatures():
     kernel = fast_args("void(float32[:])")(lambda x: None)
     words = r"\(array\(float32, 1d, A\)\)"
@@ -176,7 +173,6 @@ def test_a_list_without_items_or_of_several_types_names_its_parameter():
         assert message.startswith(f"{ITEMS_OF}: the items of a list have one type; item 0 is ")
 
 
-# ---- compilation -----------------------------------------------------------------------------------------------------
 wrong = fast_args(lambda x, y, scale=2.0: x.no_such_attribute(y) * scale)
 
 
@@ -207,14 +203,22 @@ def test_a_masked_array_names_its_parameter():
     assert message.startswith(f"{X}: a masked array cannot be passed; pass its filled(), ")
 
 
-# ---- decoration ------------------------------------------------------------------------------------------------------
 class Model:
     @fast_args
     def method(self, x):
         return x.sum()
 
-    static, of_class = staticmethod(fast_args(lambda x: x.sum())), classmethod(fast_args(lambda cls, x: x))
-    kernel, cached = property(fast_args(lambda self: 1)), functools.cached_property(fast_args(lambda self: 1))
+    @classmethod
+    @fast_args
+    def of_class(cls, x):
+        return x
+
+    @property
+    @fast_args
+    def kernel(self):
+        return 1
+
+    static, cached = staticmethod(fast_args(lambda x: x.sum())), functools.cached_property(fast_args(lambda self: 1))
     cached.func.__name__ = "cached"
 
 

@@ -130,7 +130,6 @@ def test_a_jitclass_may_read_and_copy_readonly_memory():
         assert fast_args(function("return S(x).total", S=cls))(readonly(VECTOR)) == 21.0
 
 
-# ---- outputs ---------------------------------------------------------------------------------------------------------
 NOT_WRITTEN = [
     "y = x * 2", "y = y + x", "for i in range(y.shape[0]):\n  y = x + i", "z = np.zeros_like(y)\nz[:] = x\ny = z",
     "t = 0.0\nfor i in range(len(y)):\n  t += x[i] * y[i]", "s = y.sum() + y.size\nx[0] = s",

@@ -104,7 +104,6 @@ MODES += [(total, torch.no_grad), (total, torch.inference_mode)]
 
 
 def test_gradients_are_taken_while_grad_mode_is_off_or_by_a_kernel_that_allows_them():
-    """What is read of autograd is what PyTorch says."""
     is_read = producer.guard().knows_all or (producer.guard().native.asks and has_table())
     for index, tensor in enumerate(of_autograd()):
         value = tensor.detach().sum().item()
@@ -297,7 +296,6 @@ raise SystemExit(pytest.main(["-q", "-x", "-n0", "-p", "no:cacheprovider", "-k",
 
 
 def test_the_first_call_does_not_import_pytorchs_compiler():
-    """The import is slow."""
     fork_python("""
         import sys
         import torch

@@ -9,7 +9,6 @@ from torch_operators import torch
 from fastexchange import fast_args
 from fastexchange.torch.declaration import code_of
 
-# ---- across processes ------------------------------------------------------------------------------------------------
 PROGRAM = '''
 """Compiles functions that call operators. Arguments: 0 or 1, whether they are declared as they are later; names of checks."""
 import json, sys, torch
@@ -181,7 +180,6 @@ def test_an_exported_program_is_of_one_declaration(call, tmp_path):
     assert done.returncode == 1 and "error when deserializing" in done.stderr and done.stdout == ""
 
 
-# ---- within a process ------------------------------------------------------------------------------------------------
 @fast_args(out="x[n] -> y[n]")
 def copied(x, y):
     y[:] = x

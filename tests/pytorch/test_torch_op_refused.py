@@ -58,7 +58,6 @@ def test_what_cannot_be_an_operator_is_refused(kind, words, kernel, options):
     assert not hasattr(torch.ops.fx_bad, "a"), "nothing is left of a refused one"
 
 
-# ---- names -------------------------------------------------------------------------------------------------------------
 def test_a_name_is_registered_once():
     op = scale.as_torch_op("fx_test::once")
     assert scale.as_torch_op("fx_test::once").overload is op.overload
@@ -88,7 +87,6 @@ def test_replaced_operators():
     assert len([name for name in vars(torch.ops.fx_test) if name.startswith("replaced")]) == 2, "names that lead nowhere"
 
 
-# ---- calls -------------------------------------------------------------------------------------------------------------
 def test_shapes_that_do_not_fit():
     x, w = tensors()
     for call in (scale_op(), torch.compile(scale_op(), backend="eager")):
@@ -209,7 +207,6 @@ def test_undeclared_writes_are_found_on_request(is_debug, monkeypatch):
 
 @pytest.mark.slow
 def test_operators_without_compiling():
-    """By the Python function."""
     fork_python(
         """
         import torch

@@ -233,7 +233,6 @@ def test_a_launch_notices_a_storage_that_becomes_copy_on_write():
     assert lazy.tolist() == [0.0, 2.0, 4.0] and x.tolist() == [0.0, 4.0, 8.0]
 
 
-# ---- another source ------------------------------------------------------------------------------------------------
 UNKNOWN = """
     from fastexchange.torch import offsets as torch_offsets
     torch_offsets.Guard._find_views = lambda self: self.why.setdefault("views", "unknown") == ""
@@ -466,7 +465,6 @@ def test_many_tensors_of_one_kind(ndim):
                 assert each_of(given) == [told(tensor) for tensor in given]
 
 
-# ---- all of PyTorch's tests, by the exchange table -----------------------------------------------------------------
 FILES = (
     "pytorch/test_torch", "pytorch/test_torch_storages", "pytorch/test_torch_views", "pytorch/test_truth_table",
     "exchange/test_storage", "exchange/test_escape", "calls/test_lists", "calls/test_bound",

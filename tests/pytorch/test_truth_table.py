@@ -92,7 +92,6 @@ truth_table.prepare()
 
 
 def test_a_kernel_gets_the_same_without_an_exchange_table(found):
-    """As on PyTorch before 2.10."""
     stage = Stage(WITHOUT_TABLE)
     ours = next(number for number, column in enumerate(COLUMNS) if column.title == OURS)
     said = {row.title: table.filled(stage, number, [ours])[0] for number, row in enumerate(ROWS)}
