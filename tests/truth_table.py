@@ -48,31 +48,6 @@ RIGHT, AS_BITS, COPIES = "right", "right, as bits", "copies"
 LOST, WRONG, CRASH, HANGS = "**gradient lost**", "**silently wrong**", "**crash**", "**hangs**"
 NO_TENSOR = "-"
 
-LEGEND = f"""\
-Each cell: a tensor of the row was given to the consumer of the column, which read its elements. Cells are filled in child
-processes, so a consumer that dies takes no other cell along.
-
-- *{RIGHT}*: the elements are the tensor's value, read where PyTorch keeps them. *{AS_BITS}*: the consumer has no such dtype;
-  what it read are the tensor's bytes, as integers of the same width.
-- *{COPIES}*: the elements are right, and lie elsewhere than the tensor's did before: its value was computed, or its memory
-  copied.
-- *refused*: an exception, of that type.
-- {LOST}: the elements are right, but autograd was to watch this tensor: to it, what is computed from them is a constant. As
-  silent and as wrong as the next.
-- {WRONG}: other elements than the tensor's value, or elements where it has no value in memory.
-- {CRASH}: the process died of a signal.
-- *{NO_TENSOR}*: PyTorch makes no such tensor (of pinned memory: not without an accelerator).
-
-The consumers, in order:
-
-- NumPy, which calls the tensor's `__dlpack__`.
-- C code that calls the borrowing function of the exchange table and reads what it is told of, if the device is a CPU.
-- A function called through apache-tvm-ffi, and one through nanobind (`nb::ndarray<nb::device::cpu>`), which read in the same way.
-- A kernel of plain `@njit`, called with `x.numpy()`.
-- A kernel of `@fast_args`, called with `x`: a new kernel's first and second call, two calls after forty others with plain
-  tensors, and the same with `nogil`. All of these agree, or the cell would say how they differ.
-"""
-
 
 # ---- kinds of tensors ----------------------------------------------------------------------------------------------
 Look = Callable[[Any], None]
@@ -608,9 +583,9 @@ def outcomes() -> Outcomes:
 
 # ---- Markdown ------------------------------------------------------------------------------------------------------
 def table(found: Outcomes) -> str:
-    """The legend and the table in Markdown."""
+    """The table in Markdown. What its words mean is said above it."""
     columns = list(next(iter(found.values())))
-    lines = [LEGEND, "| tensor | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines = ["| tensor | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {row} | " + " | ".join(cells.values()) + " |" for row, cells in found.items()]
     return "\n".join(lines) + "\n"
 

@@ -15,6 +15,7 @@ from frameworks import torch
 from made_producers import Dunder, Tabled
 from numba import float64, int64
 from oracle import numbas, references_kept, type_and_message
+from test_lists import Pair, first_doubled
 from ways import Acting
 
 from fastexchange import FastKernel, KernelCounts, fast_args
@@ -157,15 +158,12 @@ def test_bound_arguments_move_with_a_frame_that_grows():
 def test_a_kernel_counts_its_calls_by_path_and_is_equal_to_itself_only():
     kernel, other = fast_args(plain), fast_args(plain)
     assert kernel.signatures == [] and kernel.counts() == KernelCounts(0, 0, 0)
-    kernel(1, 2, 3, 4)
-    assert kernel.signatures == list(kernel.overloads) == [(int64, int64, int64, int64)]
-    assert kernel.counts() == KernelCounts(fast=0, slow=1, compiled=1)
-    for _ in range(10):
+    for count in range(11):
         kernel(1, 2, 3, 4)
-    assert kernel.counts() == KernelCounts(fast=10, slow=1, compiled=1)
+        assert kernel.counts() == KernelCounts(fast=count, slow=1, compiled=1)
+    assert kernel.signatures == list(kernel.overloads) == [(int64, int64, int64, int64)]
     kernel(1.0, 2, 3, 4)
-    assert type_and_message(kernel, 1)[0] is TypeError
-    assert kernel.counts() == KernelCounts(fast=10, slow=2, compiled=2)
+    assert type_and_message(kernel, 1)[0] is TypeError and kernel.counts() == KernelCounts(fast=10, slow=2, compiled=2)
     kernel.note = "mine"
     assert kernel.note == vars(kernel)["note"] == "mine"
     del kernel.note
@@ -174,23 +172,18 @@ def test_a_kernel_counts_its_calls_by_path_and_is_equal_to_itself_only():
 
 def test_a_kernel_is_a_method_like_a_function():
     class Number(float):
-        add = fast_args(lambda self, other: self + other)
-        combine = KERNELS[plain]
-        static = staticmethod(KERNELS[plain])
+        add, combine, static = fast_args(lambda self, other: self + other), KERNELS[plain], staticmethod(KERNELS[plain])
 
     assert inspect.ismethod(Number().add) and Number.add is Number.__dict__["add"]
     assert KERNELS[plain].__call__(1, 2) == FastKernel.__call__(KERNELS[plain], 1, c=3, b=2) == plain(1, 2)
     assert Number(1.5).add(2.0) == 3.5 and Number.static(1, 2) == Number().static(1, 2) == plain(1, 2)
     assert Number(1).combine(2) == plain(1, 2) and Number(1).combine(2, d=9) == plain(1, 2, d=9)
     bound = KERNELS[plain].__get__(1)
-    assert bound.__self__ == 1 and bound.__func__ is KERNELS[plain]
-    assert bound(2, d=9) == bound(2, d=9) == plain(1, 2, d=9)
+    assert bound.__self__ == 1 and bound.__func__ is KERNELS[plain] and bound(2, d=9) == bound(2, d=9) == plain(1, 2, d=9)
     assert type_and_message(bound, 2, a=1) == type_and_message(plain.__get__(1), 2, a=1)
 
 
 # ---- life and death ------------------------------------------------------------------------------------------------
-
-
 def test_kernels_can_be_weakly_referenced_and_die():
     for fate in (lambda kernel: kernel(1), lambda kernel: [kernel(1), setattr(kernel, "itself", kernel)], type_and_message):
         kernel = fast_args(lambda x: x + 1)
@@ -320,57 +313,45 @@ def test_what_cannot_be_decorated_or_given_is_a_type_error():
         assert kind is TypeError and option in message
 
 
+def check_without_compiler():
+    @fast_args
+    def scaled(x, by=2.0):
+        assert type(x) in {np.ndarray}, "which Numba does not compile"
+        x *= by
+        return x.sum()
+
+    @fast_args(out="x[n] -> y[n + 1]")
+    def longer(x, by=1.0, y=None):
+        y[0], y[1:] = 0, x + by
+
+    array, same = np.ones(3), fast_args("float64(float64)", cache=False)(lambda x: x)
+    assert scaled(array) == 6.0 and scaled(Dunder(array), by=3) == 18.0 and same(2.5) == 2.5
+    assert scaled.py_func is scaled.__wrapped__
+    assert longer(np.ones(2)).tolist() == [0.0, 2.0, 2.0]
+    out = np.empty(3)
+    assert longer(np.ones(2), 2.0, out) is out and out.tolist() == [0.0, 3.0, 3.0]
+    listed = [np.ones(1), second := np.ones(2)]
+    assert first_doubled(listed) is listed and len(listed) == 3 and listed[0] is listed[1] is second
+    one, jitted = numba.njit(lambda: 1), type("Jitted", (), {"value": 2})()
+    assert fast_args(lambda function, ob, *, x: (function() + ob.value, x))(one, jitted, x="text") == (3, "text")
+    if torch is not None:
+        x, y = torch.ones(3), torch.ones(3)
+        same, new, view = fast_args(lambda x, y: (x, x + y, y[1:]))(x, y)
+        assert same is x and type(new) is type(view) is torch.Tensor and view.data_ptr() == y.data_ptr() + 4
+        pair = fast_args(lambda x: Pair(x, x + 1))(x)
+        assert type(pair) is Pair and pair.left is x and type(pair.right) is torch.Tensor
+        assert type(fast_args(returns="y")(lambda x, y: x + y)(x, np.ones(3))) is np.ndarray
+        assert type(fast_args(returns=torch.Tensor)(lambda x: x + 1)(np.ones(3))) is torch.Tensor
+
+        leaf, negated = torch.ones(3, requires_grad=True), (torch.ones(3, dtype=torch.complex64) * 1j).conj().imag
+        careful, allowing = fast_args(lambda x: x.sum()), fast_args(lambda x: x.sum(), grad="allow")
+        assert allowing(leaf) == careful(leaf.detach()) == 3.0
+        refused = [type_and_message(*call)[0] for call in ((careful, leaf), (careful, negated), (allowing, negated))]
+        assert refused == [BufferError] * 3
+
+
 def test_with_numbas_compiler_off_functions_run_as_python():
-    fork_python(
-        """
-        import collections, numba
-        import numpy as np
-        from frameworks import torch
-        from made_producers import Dunder
-        from oracle import type_and_message
-        from fastexchange import fast_args
-        from test_lists import first_doubled
-
-        @fast_args
-        def scaled(x, by=2.0):
-            assert type(x) in {np.ndarray}, "which Numba does not compile"
-            x *= by
-            return x.sum()
-
-        @fast_args(out="x[n] -> y[n + 1]")
-        def longer(x, by=1.0, y=None):
-            y[0], y[1:] = 0, x + by
-
-        array, same = np.ones(3), fast_args("float64(float64)", cache=False)(lambda x: x)
-        assert scaled(array) == 6.0 and scaled(Dunder(array), by=3) == 18.0 and same(2.5) == 2.5
-        assert scaled.py_func is scaled.__wrapped__
-        assert longer(np.ones(2)).tolist() == [0.0, 2.0, 2.0]
-        out = np.empty(3)
-        assert longer(np.ones(2), 2.0, out) is out and out.tolist() == [0.0, 3.0, 3.0]
-        listed = [np.ones(1), np.ones(2)]
-        second = listed[1]
-        assert first_doubled(listed) is listed and len(listed) == 3 and listed[0] is second
-        one, jitted = numba.njit(lambda: 1), type("Jitted", (), {"value": 2})()
-        assert fast_args(lambda function, ob, *, x: (function() + ob.value, x))(one, jitted, x="text") == (3, "text")
-        if torch is not None:
-            x, y = torch.ones(3), torch.ones(3)
-            same, new, view = fast_args(lambda x, y: (x, x + y, y[1:]))(x, y)
-            assert same is x and type(new) is type(view) is torch.Tensor and view.data_ptr() == y.data_ptr() + 4
-            Pair = collections.namedtuple("Pair", "a b")
-            pair = fast_args(lambda x: Pair(x, x + 1))(x)
-            assert type(pair) is Pair and pair.a is x and type(pair.b) is torch.Tensor
-            assert type(fast_args(returns="y")(lambda x, y: x + y)(x, np.ones(3))) is np.ndarray
-            assert type(fast_args(returns=torch.Tensor)(lambda x: x + 1)(np.ones(3))) is torch.Tensor
-
-            leaf, negated = torch.ones(3, requires_grad=True), (torch.ones(3, dtype=torch.complex64) * 1j).conj().imag
-            careful, allowing = fast_args(lambda x: x.sum()), fast_args(lambda x: x.sum(), grad="allow")
-            assert allowing(leaf) == careful(leaf.detach()) == 3.0
-            refused = [type_and_message(*call)[0] for call in ((careful, leaf), (careful, negated), (allowing, negated))]
-            assert refused == [BufferError] * 3
-
-        """,
-        NUMBA_DISABLE_JIT="1",
-    )
+    fork_python("import test_calls\ntest_calls.check_without_compiler()", NUMBA_DISABLE_JIT="1")
 
 
 def test_explain_says_who_makes_a_call_and_shows_no_type_of_ours_for_a_default():

@@ -319,26 +319,22 @@ def test_keywords_are_cached_calls_too(make):
     assert kernel(z=1, y=y, x=x) == 121
 
 
+def call_while_an_entry_is_tried_that_differs():
+    total = fast_args(lambda x: x.sum())
+    array, double, single = np.ones((2, 2)), Acting(np.ones(3)), Acting(np.ones(3, "f4"))
+    for value in (array, double, single):
+        for _ in range(4):
+            total(value)
+    for _ in range(4):  # a type's site has its last entry: that for doubles
+        assert total(double) == 3.0 and total(array) == 4.0
+    nested = Acting(np.ones(3, "f4"))
+    nested.act = lambda: total(array)
+    assert total(nested) == 3.0 and len(nested.asked) <= 3
+
+
 def test_a_producer_that_calls_the_kernel_while_an_entry_is_tried_that_differs():
     """An entry is tried once for a call, whatever is called meanwhile. It was tried without end, until the stack was full."""
-    fork_python(
-        """
-        import numpy as np
-        from fastexchange import fast_args
-        from ways import Acting
-
-        total = fast_args(lambda x: x.sum())
-        array, double, single = np.ones((2, 2)), Acting(np.ones(3)), Acting(np.ones(3, "f4"))
-        for value in (array, double, single):
-            for _ in range(4):
-                total(value)
-        for _ in range(4):  # a type's site has its last entry: that for doubles
-            assert total(double) == 3.0 and total(array) == 4.0
-        nested = Acting(np.ones(3, "f4"))
-        nested.act = lambda: total(array)
-        assert total(nested) == 3.0 and len(nested.asked) <= 3
-        """
-    )
+    fork_python("import test_signatures\ntest_signatures.call_while_an_entry_is_tried_that_differs()")
 
 
 def test_a_signature_that_needs_owning_exports_changes_the_calls_of_those_before_it(capsys):

@@ -6,6 +6,7 @@ import re
 import numba
 import numpy as np
 import pytest
+from counting import end_of
 from forked import fork_python
 from frameworks import needs_torch, torch
 from interoperability import jax, pyarrow
@@ -279,43 +280,28 @@ def test_launches_of_a_kernel_for_the_cpu():
             use(look)
 
 
-WITHOUT_COMPILING = """
-    import numba, numpy as np, pickle, sys
-    from fastexchange import fast_args
-
+def print_what_is_said():
     def kernel(x, y=2):
         return None
 
-    class Unlike:
-        pass
-
-    def said(call):
-        try:
-            return repr(call())
-        except Exception as error:
-            return type(error).__name__, str(error)
-
-    made = fast_args(kernel)
-    print([
-        *(said(lambda: fast_args(**options)(kernel)) for options in (
-            {"fastmth": True}, {"returns": "q"}, {"returns": 3}, {"out": "x[n -> y[n]"}, {"out": "x[n] -> w[n]"},
-            {"grad": "alow"},
-        )),
-        *(said(lambda: fast_args(thing)) for thing in (3, Unlike, staticmethod(kernel), property(kernel), lambda **o: 0)),
-        said(lambda: fast_args("void(int64)")(3)),
-        *(said(lambda: made(value)) for value in (
-            np.ones(2, np.float16), np.float16(1), object(), {}, [], [1, 2.0], 2**70, np.ones(2, ">f8"), np.ma.ones(3),
-            np.ones(2, "V2"), (1, [np.ones(2, np.float16)]), 1, "text", None, (1, 2.0), np.ones(2),
-        )),
-        said(lambda: made()), said(lambda: made(1, 2, 3)), said(lambda: made(1, y=object())), said(lambda: made(1, z={})),
-        said(lambda: fast_args(returns="x")(kernel)(1)),
-    ])
-"""
+    made, unlike = fast_args(kernel), type("Unlike", (), {})
+    outs = {"out": "x[n -> y[n]"}, {"out": "x[n] -> w[n]"}
+    options = {"fastmth": True}, {"returns": "q"}, {"returns": 3}, {"grad": "alow"}, *outs
+    values = (
+        np.ones(2, np.float16), np.float16(1), object(), {}, [], [1, 2.0], 2**70, np.ones(2, ">f8"), np.ma.ones(3),
+        np.ones(2, "V2"), (1, [np.ones(2, np.float16)]), 1, "text", None, (1, 2.0), np.ones(2),
+    )  # fmt: skip
+    print([end_of(lambda: fast_args(**each)(kernel)) for each in options])  # noqa: B023
+    print([end_of(fast_args, each) for each in (3, unlike, staticmethod(kernel), property(kernel), lambda **o: 0)])
+    print([end_of(made, each) for each in values], end_of(made), end_of(made, 1, 2, 3), end_of(made, 1, y=object()))
+    print(end_of(made, 1, z={}), end_of(lambda: fast_args("void(int64)")(3)), end_of(fast_args(kernel, returns="x"), 1))
 
 
 def test_without_compiling_the_words_are_the_same():
-    compiled, interpreted = fork_python(WITHOUT_COMPILING), fork_python(WITHOUT_COMPILING, NUMBA_DISABLE_JIT="1")
-    assert interpreted.stdout == compiled.stdout and len(compiled.stdout) > 1000
+    compiled, interpreted = (
+        fork_python("import test_words\ntest_words.print_what_is_said()", NUMBA_DISABLE_JIT=value).stdout for value in "01"
+    )
+    assert interpreted == compiled and len(compiled) > 1000
 
 
 def test_parameters_that_numba_has_not_are_named_with_advice():

@@ -311,11 +311,6 @@ def test_the_first_call_does_not_import_pytorchs_compiler():
 Exporting = tabled_type("Exporting", dltensor_from_py_object_no_sync=None)
 
 
-@fast_args
-def reverse(x):
-    return x[::-1]
-
-
 @pytest.mark.skipif(not has_table(), reason="this PyTorch has no table")
 def test_pytorch_gets_no_offset_that_it_could_ignore():
     """Its conversions did before version 2.9, also behind the table that tvm-ffi gives such a version."""
@@ -351,8 +346,6 @@ def test_what_the_framework_itself_would_misread():
                 fastexchange.convert(memory, torch.Tensor, copy=False)
     address = array.ctypes.data
     for _ in range(2):
-        with pytest.raises(BufferError, match="negative stride"):
-            reverse(torch.ones(3))
         for options in ({}, {"copy": False}):
             ledger = Ledger()
             tensor = fastexchange.convert(Dunder(array, ledger, data=address - 64, byte_offset=64), torch.Tensor, **options)

@@ -10,7 +10,6 @@ import pytest
 import torch_operators
 from forked import fork_python
 from frameworks import has_table
-from interpreter import lines_said
 from oracle import type_and_message
 from test_torch_op import product, product_by_x
 from torch_operators import axpy, axpy_op, doubled, refused, scale, scale_op, tensors, torch, total
@@ -480,24 +479,3 @@ def test_pytorch_without_operators(monkeypatch):
     for _ in range(3):
         assert torch.compile(lambda x: kernel(x) + 1, backend="eager")(torch.ones(3)).tolist() == [3] * 3
     assert not hasattr(torch.ops.fastexchange, name_of(kernel))
-
-
-class Scaling(torch.nn.Module):
-    def forward(self, x, w):
-        return scale(x, w) + 1
-
-
-def test_an_exported_program_is_loaded_where_the_kernel_is_imported(tmp_path):
-    path, w = str(tmp_path / "program.pt2"), torch.randn(4)
-    rows = {"x": {0: torch.export.Dim("rows")}, "w": {}}
-    program = torch.export.export(Scaling(), (torch.ones(3, 4), w), dynamic_shapes=rows)
-    assert "fastexchange." in program.graph_module.code
-    torch.testing.assert_close(program.module()(torch.ones(5, 4), w), torch.ones(5, 4) * w + 1)
-    torch.export.save(program, path)
-    load = """
-        import sys, warnings, torch, torch_operators
-        warnings.simplefilter("ignore")
-        print(torch.export.load(sys.argv[1]).module()(torch.ones(3, 4), 2 * torch.ones(4)).sum().item())
-    """
-    done = fork_python(load, path)
-    assert done.stdout == "36.0\n" and lines_said(done.stderr) == []
