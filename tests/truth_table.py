@@ -88,14 +88,8 @@ def value_of(tensor) -> list:
     return tensor.detach().resolve_conj().resolve_neg().to_dense().tolist()
 
 
-def _row(name: str, make: Callable[[], Any], value=value_of, mode=contextlib.nullcontext, **more) -> Row:
-    """A kind of tensor that is made, and looked at, in a mode."""
-
-    def give(look: Look) -> None:
-        with mode():
-            look(make())
-
-    return Row(name, give, value, **more)
+def _row(name: str, make: Callable[[], Any], value=value_of, **more) -> Row:
+    return Row(name, lambda look: look(make()), value, **more)
 
 
 def _rows(makers: dict[str, Callable[[], Any]], value=value_of, **more) -> list[Row]:
@@ -162,7 +156,7 @@ AUTOGRAD_ROWS = [
     _row("`nn.Parameter`, frozen", lambda: torch.nn.Parameter(torch.arange(4.0), requires_grad=False)),
     _row("detached", lambda: _leaf().detach()),
     _row("inference tensor", torch.inference_mode()(lambda: torch.arange(4.0))),
-    _row("inference tensor, in `inference_mode()`", _x, mode=lambda: torch.inference_mode()),
+    Row("inference tensor, in `inference_mode()`", torch.inference_mode()(lambda look: look(_x())), value_of),
     _row("`nn.UninitializedParameter`", lambda: torch.nn.UninitializedParameter(), None),
     Row("dual tensor of forward mode", _dual, value_of, is_watched=True),
     _row("dual tensor of forward mode, its level ended", _dual_no_more),
@@ -182,18 +176,6 @@ def _nested(layout: str):
     return torch.nested.nested_tensor([_x(), _x()[:2]], layout=getattr(torch, layout))
 
 
-def _fake():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode().from_tensor(_x())
-
-
-def _forbidden():
-    tensor = _x()
-    torch._C._set_throw_on_mutable_data_ptr(tensor)
-    return tensor
-
-
 def _cut(count: int, size: int, part: slice | None = None):
     """A tensor, or a part of it, whose storage has then been resized to so many bytes."""
     base = torch.arange(float(count))
@@ -204,9 +186,11 @@ def _cut(count: int, size: int, part: slice | None = None):
 
 WITHOUT_MEMORY = {
     "nested, strided": lambda: _nested("strided"), "nested, jagged": lambda: _nested("jagged"),
-    "meta": lambda: torch.empty(4, device="meta"), "`FakeTensor`": _fake,
+    "meta": lambda: torch.empty(4, device="meta"), "`FakeTensor`": lambda: torch._subclasses.FakeTensorMode().from_tensor(_x()),
     "`_efficientzerotensor`": lambda: torch._efficientzerotensor((4,)),
-    "data pointer forbidden (`_set_throw_on_mutable_data_ptr`)": _forbidden, "freed storage": lambda: _cut(4, 0),
+    "data pointer forbidden (`_set_throw_on_mutable_data_ptr`)": lambda: _keep(
+        tensor := _x(), torch._C._set_throw_on_mutable_data_ptr(tensor)),
+    "freed storage": lambda: _cut(4, 0),
     "freed storage, view with an offset": lambda: _cut(1024, 0, slice(512, 516)),
 }  # fmt: skip
 SMALLER = {
@@ -263,10 +247,9 @@ def _dtensor():
 
 OF_SUBCLASSES = {
     "subclass with `__torch_dispatch__`": lambda: torch.Tensor._make_subclass(Dispatches, _x()),
-    "wrapper subclass": lambda: Wrapper(_x()),
-    "`MaskedTensor`": lambda: torch.masked.masked_tensor(_x(), _x() > 1),
+    "wrapper subclass": lambda: Wrapper(_x()), "`MaskedTensor`": lambda: torch.masked.masked_tensor(_x(), _x() > 1),
     "`DTensor`": _dtensor,
-}
+}  # fmt: skip
 TRANSFORMED = {
     "inside `torch.vmap`": lambda look: torch.vmap(lambda x: (look(x), x)[1])(torch.arange(8.0).reshape(2, 4)),
     "inside `torch.func.grad`": lambda look: torch.func.grad(lambda x: (look(x), x.sum())[1])(_x()),
@@ -298,15 +281,10 @@ DTYPE_ROWS = [
 ]  # fmt: skip
 
 
-def _over_readonly():
-    array = np.arange(4.0)
-    array.flags.writeable = False
-    return torch.from_numpy(array)
-
-
 MEMORY = {
     "shared memory": lambda: _x().share_memory_(), "pinned memory": lambda: _x().pin_memory(),
-    "over a NumPy array": lambda: torch.from_numpy(np.arange(4.0)), "over a readonly NumPy array": _over_readonly,
+    "over a NumPy array": lambda: torch.from_numpy(np.arange(4.0)),
+    "over a readonly NumPy array": lambda: torch.from_numpy(np.broadcast_to(np.arange(4.0), 4)),
     "over `bytes`": lambda: torch.frombuffer(bytes(16), dtype=torch.float32),
     "copy-on-write (`_lazy_clone`)": lambda: _keep(torch._lazy_clone(original := _x()), original),
     "copy-on-write, the original": lambda: _keep(tensor := _x(), torch._lazy_clone(tensor)),

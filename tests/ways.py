@@ -34,15 +34,13 @@ def total_of_all(*tensors):
 
 total_njit = numba.njit(total)
 WAYS = {
-    "position": (total, lambda kernel, x: kernel(x)),
-    "keyword": (total, lambda kernel, x: kernel(x=x)),
+    "position": (total, lambda kernel, x: kernel(x)), "keyword": (total, lambda kernel, x: kernel(x=x)),
     "bound": (total, lambda kernel, x: kernel.bind(x)()),
     "beside a string": (total_beside, lambda kernel, x: kernel(x, "")),
     "beside what only Numba reads": (total_beside, lambda kernel, x: kernel(x, ONLY_NUMBA)),
     "in a tuple": (total_inside, lambda kernel, x: kernel((x, 0))),
-    "in a list": (total_listed, lambda kernel, x: kernel([x])),
-    "of *args": (total_of_all, lambda kernel, x: kernel(x)),
-}
+    "in a list": (total_listed, lambda kernel, x: kernel([x])), "of *args": (total_of_all, lambda kernel, x: kernel(x)),
+}  # fmt: skip
 
 
 class Acting(Dunder):

@@ -55,12 +55,11 @@ PYTHON_SCALARS = [
 ]  # fmt: skip
 
 EXTREMES = {
-    "b": lambda _: (True, False),
-    "i": lambda dtype: (np.iinfo(dtype).min, np.iinfo(dtype).max, 1),
+    "b": lambda _: (True, False), "i": lambda dtype: (np.iinfo(dtype).min, np.iinfo(dtype).max, 1),
     "u": lambda dtype: (np.iinfo(dtype).max, 1),
     "f": lambda dtype: (np.finfo(dtype).min, np.finfo(dtype).max, np.finfo(dtype).tiny, -0.0, math.inf, math.nan, 0.1),
     "c": lambda _: (complex(1.5, -2.5), complex(math.inf, -0.0), complex(math.nan, 0)),
-}
+}  # fmt: skip
 NUMPY_SCALARS = [dtype.type(value) for dtype in map(np.dtype, DTYPES) for value in EXTREMES[dtype.kind](dtype)]
 NUMPY_SCALARS += [np.longlong(-5), np.ulonglong(2**64 - 1), np.intc(-3), np.uintc(3)]
 echo_unsigned = fast_args(echo.py_func)  # plain Numba, once it has compiled for int64, takes no others
@@ -153,7 +152,6 @@ def taken_apart(pair, other, x):
 
 @pytest.mark.parametrize("make", [np.asarray, Dunder])
 def test_strings(make):
-    """Their characters are read in place; a kernel may keep them."""
     view = np.arange(4.0)
     for text in TEXTS:
         tensor = make(view)
@@ -164,8 +162,6 @@ def test_strings(make):
 
 
 def test_strings_that_are_kept_or_have_to_be_constants():
-    """A kernel's list holds the object whose characters its items show."""
-
     @fast_args
     def put(x, text):
         container = numba.typed.List(["first"])

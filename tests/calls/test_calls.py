@@ -284,12 +284,6 @@ def test_options_are_those_of_njit_with_and_without_parentheses():
         assert type_and_message(third, np.ones(3)) == (IndexError, "index is out of bounds")
 
 
-def test_a_dispatcher_has_one_kernel():
-    dispatcher = numba.njit(plain)
-    kernel = fast_args(dispatcher)
-    assert kernel is not dispatcher and fast_args(dispatcher) is fast_args(kernel) is kernel
-
-
 SIGNATURES = ["int64(int64)", int64(int64), (int64,), ["int64(int64)"], ["int64(int64)", "float64(float64)"], [(int64,)]]
 
 

@@ -102,8 +102,7 @@ def test_byte_swapped_arrays():
 
 @needs_torch
 def test_dtypes_that_numpy_has_with_ml_dtypes_only():
-    fork_python(
-        """
+    fork_python("""
         import sys
         import torch
         from oracle import type_and_message
@@ -123,8 +122,7 @@ def test_dtypes_that_numpy_has_with_ml_dtypes_only():
         except ImportError:
             sys.exit()
         assert from_dlpack(tensor).dtype == ml_dtypes.bfloat16
-        """
-    )
+    """)
 
 
 Plain = type("Plain", (ValueError,), {})

@@ -128,12 +128,10 @@ CALLS = {
     "bound": lambda x, y: repeat(KERNELS["default"].bind(x)),
     "bound without the GIL": lambda x, y: repeat(KERNELS["nogil"].bind(x)),
     "bound with a list": lambda x, y: repeat(of_list.bind([x, y], y)),
-    "a list": lambda x, y: repeat(of_list, [x, y], x),
-    "a list of the same": lambda x, y: repeat(of_list, [x, x], x),
+    "a list": lambda x, y: repeat(of_list, [x, y], x), "a list of the same": lambda x, y: repeat(of_list, [x, x], x),
     "a tuple": lambda x, y: repeat(of_tuple, (x, (y, 1)), "ä" + str(gc.isenabled()), x),
-    "an output": lambda x, y: repeat(declared, x),
-    "a given output": lambda x, y: repeat(declared, x, y),
-}
+    "an output": lambda x, y: repeat(declared, x), "a given output": lambda x, y: repeat(declared, x, y),
+}  # fmt: skip
 OF_MEMORYVIEWS = [name for name in CALLS if name.startswith(("default", "caught", "bound")) and "list" not in name]
 """Numba's type of one has few operations."""
 

@@ -55,8 +55,7 @@ def test_types_with_none():
 
 @fast_args(out="x[n], w[n], flags[] -> y[n]")
 def added(x, w, flags, y):
-    for i in range(y.shape[0]):
-        y[i] = x[i] + w[i]
+    y[:] = x + w
 
 
 MIXED = [  # x, w, flags, y

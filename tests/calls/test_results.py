@@ -249,7 +249,6 @@ def test_what_returns_cannot_be():
             named(x, 3)
 
 
-# ---- calls that Numba's dispatcher makes -----------------------------------------------------------------------------
 by_numba = fast_args(lambda x, text, n: (x, Pair(x[1:], np.zeros(n)), [x.copy()], n, text))
 numpys_by_numba = fast_args(lambda x, text: x + 1, returns=np.ndarray)
 named_by_numba = fast_args(lambda x, text, y: x + 1, returns="y")

@@ -18,15 +18,12 @@ from ways import Acting
 from fastexchange import fast_args
 
 MAKERS = pytest.mark.parametrize("make", [np.asarray] + ([torch.from_numpy] if torch else []), ids=lambda make: make.__module__)
-
-
 shape_and_sum = numba.njit(lambda x, y: (x.sum() + y, x.ndim))
 add_of_doubles = fast_args("float64(float64, float64)")(lambda x, y: x + y)
 first_of_doubles = fast_args("float64(float64[::1])")(lambda x: x[0])
 total_without_the_gil = fast_args(nogil=True)(lambda x: x.sum())
 
 
-# ---- many ----------------------------------------------------------------------------------------------------------
 def test_more_than_64_signatures_each_found_again_natively():
     kernel, arrays = fast_args(lambda x: (x.ndim, x.size, x.itemsize)), []
     for dtype, ndim in itertools.product(["?", "i1", "i4", "i8", "u8", "f4", "f8", "c16"], [1, 2, 3]):
@@ -173,7 +170,6 @@ def test_a_kernel_that_calls_itself_through_python(framework):
 
 
 def test_many_positional_arguments():
-    """More exports than fit the first frame, 64."""
     gather, ledger = fast_args(lambda *arrays: len(arrays)), Ledger()
     for number, count in enumerate((64, 65), start=1):
         tensors = [FRAMEWORKS[i % len(FRAMEWORKS)].tensor(np.full(2, float(i))) for i in range(count)]

@@ -51,13 +51,15 @@ def test_fields_by_name_and_their_types():
     assert all(type(number) is int for number in DLPackVersion(np.int32(1), True))
 
 
-def test_device_texts():
+def test_texts_of_devices_and_versions():
     names = "cpu cuda cuda_host opencl vulkan metal vpi rocm rocm_host ext_dev cuda_managed oneapi webgpu hexagon maia trn"
     devices = "CPU CUDA CUDAHost OpenCL Vulkan Metal VPI ROCM ROCMHost ExtDev CUDAManaged OneAPI WebGPU Hexagon MAIA Trn"
     texts = {f"kDL{device}": f"{name}:0" for device, name in zip(devices.split(), names.split(), strict=True)}
     assert {device.name: str(DLDevice(device)) for device in DLDeviceType} == texts
     assert str(DLDevice(2, 7)) == "cuda:7" and str(DLDevice(99, 1)) == "device99:1"
     assert f"{DLDevice(1)} and {DLDevice(2)}" == "cpu:0 and cuda:0"
+    assert str(DLPackVersion(1, 3)) == "1.3" and str(DLPackVersion(1, 10)) == "1.10"
+    assert DLPackVersion(2, 0) > DLPackVersion(1, 10) > DLPackVersion(1, 3) >= (1, 3) > (1, 2) > DLPackVersion(0, 9)
 
 
 TEXTS = {
@@ -73,14 +75,11 @@ TEXTS = {
 OTHER_SPELLINGS = {"bool8": (6, 8, 1), "float32x1": (2, 32, 1), "code2:32": (2, 32, 1), "code17:4": (17, 4, 1)}
 
 
-def test_data_type_texts():
+def test_every_type_has_a_text_of_its_own_that_is_read_back():
     for text, fields in TEXTS.items():
         assert str(DLDataType(*fields)) == text
     for text, fields in (TEXTS | OTHER_SPELLINGS).items():
         assert DLDataType.from_str(text) == DLDataType(*fields)
-
-
-def test_every_type_has_a_text_of_its_own_that_is_read_back():
     values = [DLDataType(*each) for each in itertools.product(range(256), (1, 4, 6, 8, 16, 24, 32, 64, 128, 255), (1, 2))]
     assert len({str(value) for value in values}) == len(values)
     for value in values:
@@ -103,11 +102,6 @@ def test_texts_that_name_nothing_are_out_of_range_or_no_text():
     for text in (None, b"float32", 32, np.dtype("f4")):
         with pytest.raises(TypeError, match="text must be a str, not"):
             DLDataType.from_str(text)
-
-
-def test_versions():
-    assert str(DLPackVersion(1, 3)) == "1.3" and str(DLPackVersion(1, 10)) == "1.10"
-    assert DLPackVersion(2, 0) > DLPackVersion(1, 10) > DLPackVersion(1, 3) >= (1, 3) > (1, 2) > DLPackVersion(0, 9)
 
 
 FIELDS = [  # class, the values of the fields before, the field, its range

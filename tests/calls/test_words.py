@@ -73,11 +73,10 @@ def test_tensors_without_memory(name):
 
 
 TRANSFORMS = {
-    "vmap": lambda f: torch.vmap(f)(torch.ones(3, 4)),
-    "grad": lambda f: torch.func.grad(f)(torch.ones(3)),
+    "vmap": lambda f: torch.vmap(f)(torch.ones(3, 4)), "grad": lambda f: torch.func.grad(f)(torch.ones(3)),
     "jvp": lambda f: torch.func.jvp(f, (torch.ones(3),), (torch.ones(3),)),
     "functionalize": lambda f: torch.func.functionalize(f)(torch.ones(3)),
-}
+}  # fmt: skip
 
 
 @needs_torch
@@ -127,9 +126,12 @@ def raises(x):
     raise TypeError("of the kernel")
 
 
-def test_scalars_that_numba_has_not_name_their_parameter_and_exceptions_of_the_kernel_arrive():
+def test_scalars_that_numba_has_not_and_masked_arrays_name_their_parameter_and_exceptions_of_the_kernel_arrive():
     kind, message = type_and_message(look, 1, np.longdouble(2))
     assert issubclass(kind, TypeError) and message.startswith(f"{X}: an object of type numpy.longdouble ")
+    kind, message = type_and_message(look, 1, np.ma.zeros(3))
+    assert kind is type_and_message(numba.njit(look.py_func), 1, np.ma.zeros(3))[0]
+    assert message.startswith(f"{X}: a masked array cannot be passed; pass its filled(), ")
     for argument in (np.ones(3), [1, 2], "text"):
         assert type_and_message(fast_args(raises), argument) == (TypeError, "of the kernel")
 
@@ -196,12 +198,6 @@ def test_typing_errors_name_kernel_and_types():
         line = type_and_message(fast_args(lambda x, a=1, b=2: x.no_such), torch.ones(2, 2), b=torch.ones(3))[1].splitlines()[0]
         assert line.startswith("test_typing_errors_name_kernel_and_types.<locals>.<lambda>(")
         assert "(x: array(float32, 2d, C), b: array(float32, 1d, C)): Numba cannot" in line
-
-
-def test_a_masked_array_names_its_parameter():
-    kind, message = type_and_message(look, 1, np.ma.zeros(3))
-    assert kind is type_and_message(numba.njit(look.py_func), 1, np.ma.zeros(3))[0]
-    assert message.startswith(f"{X}: a masked array cannot be passed; pass its filled(), ")
 
 
 class Model:

@@ -27,19 +27,10 @@ from fastexchange.dispatch.runtime import runtime  # noqa: E402
 from fastexchange.exchange.export import known  # noqa: E402
 from fastexchange.torch import offsets as producer  # noqa: E402
 
-
-@numba.njit
-def total_njit(x):
-    return x.sum()
-
-
+total_njit = numba.njit(lambda x: x.sum())
 total = fast_args(total_njit)
-total_without_the_gil = fast_args(nogil=True)(lambda x: x.sum())
-
-
-@fast_args(grad="allow")
-def total_without_autograd(x):
-    return x.sum()
+total_without_the_gil = fast_args(total_njit.py_func, nogil=True)
+total_without_autograd = fast_args(total_njit.py_func, grad="allow")
 
 
 def function_of(change):
@@ -146,7 +137,6 @@ def test_keys_of_tensors_on_a_gpu_are_plain():
         assert all(producer.keys_of(tensor) & odd for tensor in (z.conj(), z.conj().imag, x.detach().to_sparse()))
 
 
-# ---- refused, and gradients ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ODD)
 def test_odd_tensors_are_refused_on_every_path(name):
     plain, kernel = torch.ones(3, dtype=torch.complex64 if name == "conjugated" else None), new_kernel(total_njit)
@@ -215,7 +205,6 @@ def test_a_subclass_may_export_what_pytorch_does_not():
 
 
 def test_subclasses_with_a_torch_function_are_checked_like_any_other():
-    """Also one that denies of itself that it is negated."""
     cls = type("Denies", (Unlike,), {"is_neg": lambda self: False})
     tensor, cut = torch.ones(1 << 10).as_subclass(cls), torch.ones(1 << 20).as_subclass(cls)
     cut.untyped_storage().resize_(8)

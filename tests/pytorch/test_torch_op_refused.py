@@ -207,14 +207,11 @@ def test_undeclared_writes_are_found_on_request(is_debug, monkeypatch):
 
 @pytest.mark.slow
 def test_operators_without_compiling():
-    fork_python(
-        """
+    fork_python("""
         import torch
         from torch_operators import scale, scale_backward
         op, x, w = scale.as_torch_op("fx::op", backward=scale_backward), torch.ones(3, 4), torch.ones(4, requires_grad=True)
         op(x, w).sum().backward()
         assert w.grad.tolist() == [3.0] * 4
         assert torch.compile(op, backend="aot_eager", fullgraph=True)(x, w.detach()).sum() == 12
-        """,
-        NUMBA_DISABLE_JIT="1",
-    )
+    """, NUMBA_DISABLE_JIT="1")

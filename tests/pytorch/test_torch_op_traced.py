@@ -177,11 +177,10 @@ def faked(call, b):
 
 TRACED = {
     "vmap": lambda call, b: torch.vmap(call)(b[None])[0],
-    "functionalize": lambda call, b: torch.func.functionalize(call)(b),
-    "fake": faked,
+    "functionalize": lambda call, b: torch.func.functionalize(call)(b), "fake": faked,
     "make_fx": lambda call, b: make_fx(call)(b)(b),
     "grad of a constant": lambda call, b: torch.func.grad(lambda w: (call(w.detach()) * w).sum())(b),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("function", [add, add_first_of_list, add_optional, add_twice])

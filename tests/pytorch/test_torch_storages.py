@@ -132,10 +132,9 @@ def total_after_hook(x):
 inner = numba.njit(total_after_hook)
 KERNELS = {"its own": fast_args(total_after_hook), "of a function that it calls": fast_args(lambda x: inner(x))}
 ACTS = {
-    "set_": lambda tensor: tensor.set_(torch.zeros(1)),
-    "data": lambda tensor: setattr(tensor, "data", torch.zeros(1)),
+    "set_": lambda tensor: tensor.set_(torch.zeros(1)), "data": lambda tensor: setattr(tensor, "data", torch.zeros(1)),
     "resize_": lambda tensor: tensor.untyped_storage().resize_(0),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("act", ACTS)
@@ -211,7 +210,6 @@ def test_parallel_loops_hold_what_they_read(act):
 
 
 def test_kernels_that_call_back_hold_what_they_read():
-    """A function behind a pointer may be Python: here one of ctypes."""
     tensor = torch.ones(1000)
 
     @ctypes.CFUNCTYPE(ctypes.c_int)

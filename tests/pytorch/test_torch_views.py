@@ -28,11 +28,7 @@ FIELDS = ("ndim", "sizes", "strides", "inline_ndim", "storage_offset", "device",
 needs_views = pytest.mark.skipif(not producer.guard().knows_views, reason="tensors are not read in memory here")
 
 
-@numba.njit
-def described_njit(x):
-    return x.shape, x.strides, x.sum()
-
-
+described_njit = numba.njit(lambda x: (x.shape, x.strides, x.sum()))
 described = fast_args(described_njit)
 
 
@@ -206,7 +202,6 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
         assert moved or all(getattr(found.native, name) == getattr(right.native, name) for name in names)
 
 
-# ---- storages whose accesses PyTorch checks ------------------------------------------------------------------------
 @pytest.mark.parametrize("forbid", ["_set_throw_on_mutable_data_ptr", "_set_warn_deprecated_on_mutable_data_ptr"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_memory_that_must_not_be_read(forbid):
@@ -335,18 +330,14 @@ def test_a_tensor_on_a_gpu(index):
 
 
 # ---- tensors that follow each other --------------------------------------------------------------------------------
-@fast_args
-def each_of(tensors):
-    return [(t.size, t.strides[0], t.ctypes.data, t.sum()) for t in tensors]
+each_of = fast_args(lambda tensors: [(t.size, t.strides[0], t.ctypes.data, t.sum()) for t in tensors])
+corners = fast_args(lambda tensors: [(t.size, t[-1, 1] if t.size else 0.0) for t in tensors])
+sizes = fast_args(lambda tensors: [t.size for t in tensors])
 
 
 @fast_args
 def all_of(a, b, c, d, e, f):
     return a.size + a.sum(), b.size + b.sum(), c.size + c.sum(), d.size + d.sum(), e.size + e.sum(), f.size + f.sum()
-
-
-corners = fast_args(lambda tensors: [(t.size, t[-1, 1] if t.size else 0.0) for t in tensors])
-sizes = fast_args(lambda tensors: [t.size for t in tensors])
 
 
 def between(one, like=lambda i: torch.arange(4.0) + i):
