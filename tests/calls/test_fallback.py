@@ -225,7 +225,6 @@ def test_a_first_call_has_the_kernels_frame_only(options):
 
 
 def test_calls_that_change_after_they_were_learnt_are_made():
-    """The producer's dtype changes between the export for Python and that for native code."""
     dtypes, alternates = itertools.cycle((np.float32, np.float64, np.int64)), Acting(np.ones(2))
     alternates.act = lambda: setattr(alternates, "array", np.ones(2, next(dtypes)))
     kernel = fast_args(lambda x: x[0] + x[1])

@@ -283,7 +283,6 @@ LARGE = {
 
 
 def test_notations_at_the_limits():
-    """Where native code has no memory for a notation, or an int no bits for an expression, and just before."""
     for notation, x, w, wanted in LARGE.values():
         kernel = fast_args(of_x_w, out=notation)
         for ones in ONES * 3:

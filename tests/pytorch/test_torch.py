@@ -150,12 +150,6 @@ def test_odd_tensors_are_refused_on_every_path(name):
         assert not is_watched or total_without_autograd(ODD[name]) == ODD[name].sum().item()
 
 
-def test_an_uninitialised_parameter_is_refused():
-    for mode in (torch.enable_grad(), torch.no_grad()):
-        with mode, pytest.raises((BufferError, ValueError, RuntimeError)):
-            total(torch.nn.UninitializedParameter())
-
-
 def test_gradients_are_allowed_with_options_of_numba():
     @fast_args(grad="allow", parallel=True, cache=True)
     def double(x, out):
