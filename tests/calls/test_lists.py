@@ -299,8 +299,8 @@ def test_items_of_different_types(framework):
         message = str(caught.value)
         assert message.startswith("total(): argument 'tensors' (position 0): the tensors of a list have one element type")
         assert total([np.ones(2)], 1.0) == 2.0
-        with pytest.raises(TypeError, match=r"item 0 is 1-d float64, item 1 \d-d float"):
-            total([np.ones(2), other], 1.0)
+        with pytest.raises(TypeError, match=r"item 0 is 1-d float64, item 2 \d-d float"):
+            total([np.ones(2), np.ones(2), other], 1.0)
         assert "refused with TypeError" in total.explain([np.ones(2), other], 1.0).outcome
 
 
