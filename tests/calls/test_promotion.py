@@ -55,7 +55,8 @@ def test_types_with_none():
 
 @fast_args(out="x[n], w[n], flags[] -> y[n]")
 def added(x, w, flags, y):
-    y[:] = x + w
+    for i in range(y.shape[0]):
+        y[i] = x[i] + w[i]
 
 
 MIXED = [  # x, w, flags, y

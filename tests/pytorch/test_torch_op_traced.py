@@ -268,7 +268,6 @@ def test_backward_kernels_take_batched_gradients_and_tensors_that_wrap_others(ba
 
 
 def test_an_exception_of_a_backward_kernel_is_raised_once():
-    """It is no refusal: the kernel is not called again, by its operator."""
     def fail(*args):
         calls.append(args)
         raise RuntimeError("mine")
