@@ -18,10 +18,10 @@ import sys
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -47,31 +47,6 @@ BEGIN, END = "<!-- truth table: begin -->\n", "<!-- truth table: end -->\n"
 RIGHT, AS_BITS, COPIES = "right", "right, as bits", "copies"
 LOST, WRONG, CRASH, HANGS = "**gradient lost**", "**silently wrong**", "**crash**", "**hangs**"
 NO_TENSOR = "-"
-
-LEGEND = f"""\
-Each cell: a tensor of the row was given to the consumer of the column, which read its elements. Cells are filled in child
-processes, so a consumer that dies takes no other cell along.
-
-- *{RIGHT}*: the elements are the tensor's value, read where PyTorch keeps them. *{AS_BITS}*: the consumer has no such dtype;
-  what it read are the tensor's bytes, as integers of the same width.
-- *{COPIES}*: the elements are right, and lie elsewhere than the tensor's did before: its value was computed, or its memory
-  copied.
-- *refused*: an exception, of that type.
-- {LOST}: the elements are right, but autograd was to watch this tensor: to it, what is computed from them is a constant. As
-  silent and as wrong as the next.
-- {WRONG}: other elements than the tensor's value, or elements where it has no value in memory.
-- {CRASH}: the process died of a signal.
-- *{NO_TENSOR}*: PyTorch makes no such tensor (of pinned memory: not without an accelerator).
-
-The consumers, in order:
-
-- NumPy, which calls the tensor's `__dlpack__`.
-- C code that calls the borrowing function of the exchange table and reads what it is told of, if the device is a CPU.
-- A function called through apache-tvm-ffi, and one through nanobind (`nb::ndarray<nb::device::cpu>`), which read in the same way.
-- A kernel of plain `@njit`, called with `x.numpy()`.
-- A kernel of `@fast_args`, called with `x`: a new kernel's first and second call, two calls after forty others with plain
-  tensors, and the same with `nogil`. All of these agree, or the cell would say how they differ.
-"""
 
 
 # ---- kinds of tensors ----------------------------------------------------------------------------------------------
@@ -113,14 +88,8 @@ def value_of(tensor) -> list:
     return tensor.detach().resolve_conj().resolve_neg().to_dense().tolist()
 
 
-def _row(name: str, make: Callable[[], Any], value=value_of, mode=contextlib.nullcontext, **more) -> Row:
-    """A kind of tensor that is made, and looked at, in a mode."""
-
-    def give(look: Look) -> None:
-        with mode():
-            look(make())
-
-    return Row(name, give, value, **more)
+def _row(name: str, make: Callable[[], Any], value=value_of, **more) -> Row:
+    return Row(name, lambda look: look(make()), value, **more)
 
 
 def _rows(makers: dict[str, Callable[[], Any]], value=value_of, **more) -> list[Row]:
@@ -128,6 +97,8 @@ def _rows(makers: dict[str, Callable[[], Any]], value=value_of, **more) -> list[
 
 
 _kept: list[Any] = []  # what a tensor is about lives longer than the cell
+_x, _z = functools.partial(torch.arange, 4.0), functools.partial(torch.tensor, [1 + 2j, 3 + 4j])
+_leaf = functools.partial(torch.arange, 4.0, requires_grad=True)
 
 
 def _keep(thing, kept):
@@ -135,37 +106,20 @@ def _keep(thing, kept):
     return thing
 
 
-def _x():
-    return torch.arange(4.0)
-
-
-def _z():
-    return torch.tensor([1 + 2j, 3 + 4j])
-
-
-def _leaf():
-    return torch.arange(4.0).requires_grad_()
-
-
 PLAIN = {
-    "plain": _x,
-    "view with an offset": lambda: torch.arange(8.0)[3:7],
-    "strided": lambda: torch.arange(8.0)[::2],
+    "plain": _x, "view with an offset": lambda: torch.arange(8.0)[3:7], "strided": lambda: torch.arange(8.0)[::2],
     "F order": lambda: torch.arange(6.0).reshape(2, 3).t(),
     "overlapping (`unfold`)": lambda: torch.arange(5.0).unfold(0, 3, 1),
     "expanded, stride 0": lambda: torch.arange(2.0)[:, None].expand(2, 3),
     "one element in a dimension, odd stride": lambda: torch.arange(8.0).as_strided((1, 3), (5, 2)),
-    "0-d": lambda: torch.tensor(3.0),
-    "empty": lambda: torch.empty(0, 3),
+    "0-d": lambda: torch.tensor(3.0), "empty": lambda: torch.empty(0, 3),
     "negative stride": lambda: torch.arange(4.0).as_strided((4,), (-1,), 3),
     "negative stride, of NumPy": lambda: torch.from_numpy(np.arange(4.0, dtype=np.float32)[::-1]),
-}
+}  # fmt: skip
 AUTOGRAD = {
-    "leaf that requires grad": _leaf,
-    "result that requires grad": lambda: _leaf() * 2,
-    "view of a leaf": lambda: _leaf()[1:],
-    "`nn.Parameter`": lambda: torch.nn.Parameter(torch.arange(4.0)),
-}
+    "leaf that requires grad": _leaf, "result that requires grad": lambda: _leaf() * 2,
+    "view of a leaf": lambda: _leaf()[1:], "`nn.Parameter`": lambda: torch.nn.Parameter(torch.arange(4.0)),
+}  # fmt: skip
 
 
 def _in_mode(mode: str, make, look: Look) -> None:
@@ -202,40 +156,24 @@ AUTOGRAD_ROWS = [
     _row("`nn.Parameter`, frozen", lambda: torch.nn.Parameter(torch.arange(4.0), requires_grad=False)),
     _row("detached", lambda: _leaf().detach()),
     _row("inference tensor", torch.inference_mode()(lambda: torch.arange(4.0))),
-    _row("inference tensor, in `inference_mode()`", _x, mode=lambda: torch.inference_mode()),
+    Row("inference tensor, in `inference_mode()`", torch.inference_mode()(lambda look: look(_x())), value_of),
     _row("`nn.UninitializedParameter`", lambda: torch.nn.UninitializedParameter(), None),
     Row("dual tensor of forward mode", _dual, value_of, is_watched=True),
     _row("dual tensor of forward mode, its level ended", _dual_no_more),
 ]  # fmt: skip
 LAZY_AND_LAYOUTS = {
-    "conjugated, lazily (`z.conj()`)": lambda: _z().conj(),
-    "conjugated, in memory": lambda: _z().conj().resolve_conj(),
+    "conjugated, lazily (`z.conj()`)": lambda: _z().conj(), "conjugated, in memory": lambda: _z().conj().resolve_conj(),
     "negated, lazily (`z.conj().imag`)": lambda: _z().conj().imag,
     "negated, lazily (`_neg_view`)": lambda: torch._neg_view(_x()),
     "real part of a conjugated one": lambda: _z().conj().real,
-    "conjugated and negated": lambda: torch._neg_view(_z().conj()),
-    "sparse COO": lambda: torch.eye(2).to_sparse(),
-    "sparse CSR": lambda: torch.eye(2).to_sparse_csr(),
-    "sparse CSC": lambda: torch.eye(2).to_sparse_csc(),
-    "sparse BSR": lambda: torch.eye(2).to_sparse_bsr((1, 1)),
-    "mkldnn": lambda: _x().to_mkldnn(),
-}
+    "conjugated and negated": lambda: torch._neg_view(_z().conj()), "sparse COO": lambda: torch.eye(2).to_sparse(),
+    "sparse CSR": lambda: torch.eye(2).to_sparse_csr(), "sparse CSC": lambda: torch.eye(2).to_sparse_csc(),
+    "sparse BSR": lambda: torch.eye(2).to_sparse_bsr((1, 1)), "mkldnn": lambda: _x().to_mkldnn(),
+}  # fmt: skip
 
 
 def _nested(layout: str):
     return torch.nested.nested_tensor([_x(), _x()[:2]], layout=getattr(torch, layout))
-
-
-def _fake():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode().from_tensor(_x())
-
-
-def _forbidden():
-    tensor = _x()
-    torch._C._set_throw_on_mutable_data_ptr(tensor)
-    return tensor
 
 
 def _cut(count: int, size: int, part: slice | None = None):
@@ -247,23 +185,18 @@ def _cut(count: int, size: int, part: slice | None = None):
 
 
 WITHOUT_MEMORY = {
-    "nested, strided": lambda: _nested("strided"),
-    "nested, jagged": lambda: _nested("jagged"),
-    "meta": lambda: torch.empty(4, device="meta"),
-    "`FakeTensor`": _fake,
+    "nested, strided": lambda: _nested("strided"), "nested, jagged": lambda: _nested("jagged"),
+    "meta": lambda: torch.empty(4, device="meta"), "`FakeTensor`": lambda: torch._subclasses.FakeTensorMode().from_tensor(_x()),
     "`_efficientzerotensor`": lambda: torch._efficientzerotensor((4,)),
-    "data pointer forbidden (`_set_throw_on_mutable_data_ptr`)": _forbidden,
+    "data pointer forbidden (`_set_throw_on_mutable_data_ptr`)": lambda: _keep(
+        tensor := _x(), torch._C._set_throw_on_mutable_data_ptr(tensor)),
     "freed storage": lambda: _cut(4, 0),
     "freed storage, view with an offset": lambda: _cut(1024, 0, slice(512, 516)),
-}
+}  # fmt: skip
 SMALLER = {
     "storage smaller than the tensor": lambda: _cut(64, 16),
     "storage smaller than the view": lambda: _cut(64, 16, slice(16, 20)),
 }
-
-
-class Plain(torch.Tensor):
-    pass
 
 
 class Tenfold(torch.Tensor):
@@ -314,10 +247,9 @@ def _dtensor():
 
 OF_SUBCLASSES = {
     "subclass with `__torch_dispatch__`": lambda: torch.Tensor._make_subclass(Dispatches, _x()),
-    "wrapper subclass": lambda: Wrapper(_x()),
-    "`MaskedTensor`": lambda: torch.masked.masked_tensor(_x(), _x() > 1),
+    "wrapper subclass": lambda: Wrapper(_x()), "`MaskedTensor`": lambda: torch.masked.masked_tensor(_x(), _x() > 1),
     "`DTensor`": _dtensor,
-}
+}  # fmt: skip
 TRANSFORMED = {
     "inside `torch.vmap`": lambda look: torch.vmap(lambda x: (look(x), x)[1])(torch.arange(8.0).reshape(2, 4)),
     "inside `torch.func.grad`": lambda look: torch.func.grad(lambda x: (look(x), x.sum())[1])(_x()),
@@ -349,26 +281,19 @@ DTYPE_ROWS = [
 ]  # fmt: skip
 
 
-def _over_readonly():
-    array = np.arange(4.0)
-    array.flags.writeable = False
-    return torch.from_numpy(array)
-
-
 MEMORY = {
-    "shared memory": lambda: _x().share_memory_(),
-    "pinned memory": lambda: _x().pin_memory(),
+    "shared memory": lambda: _x().share_memory_(), "pinned memory": lambda: _x().pin_memory(),
     "over a NumPy array": lambda: torch.from_numpy(np.arange(4.0)),
-    "over a readonly NumPy array": _over_readonly,
+    "over a readonly NumPy array": lambda: torch.from_numpy(np.broadcast_to(np.arange(4.0), 4)),
     "over `bytes`": lambda: torch.frombuffer(bytes(16), dtype=torch.float32),
     "copy-on-write (`_lazy_clone`)": lambda: _keep(torch._lazy_clone(original := _x()), original),
     "copy-on-write, the original": lambda: _keep(tensor := _x(), torch._lazy_clone(tensor)),
-}
+}  # fmt: skip
 ROWS = [
     *_rows(PLAIN), *AUTOGRAD_ROWS, *_rows(LAZY_AND_LAYOUTS), *_rows(WITHOUT_MEMORY, None),
     _row("freed storage, no elements", lambda: _cut(4, 0, slice(0))), *_rows(SMALLER, None),
     _row("storage smaller, view that lies inside", lambda: _cut(64, 16, slice(2)), lambda tensor: [0.0, 1.0]),
-    _row("subclass", lambda: _x().as_subclass(Plain)),
+    _row("subclass", lambda: _x().as_subclass(type("Plain", (torch.Tensor,), {}))),
     _row("subclass with `__torch_function__`", lambda: _x().as_subclass(Tenfold), lambda tensor: tensor.tolist()),
     *_rows(OF_SUBCLASSES, None), *(Row(name, give, None) for name, give in TRANSFORMED.items()),
     _row("functionalised", lambda: torch._to_functional_tensor(_x()), None), *DTYPE_ROWS, *_rows(MEMORY),
@@ -376,22 +301,20 @@ ROWS = [
 
 
 # ---- consumers -----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Seen:
-    """What a consumer got: where the first element lies, and the elements."""
+class Seen(NamedTuple):
+    """What a consumer got: where the first element lies, the elements, and whether they are unsigned, or bytes with a sign."""
 
     address: int
     elements: list
     is_bits: bool
-    """Whether they are unsigned integers, or bytes with a sign."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A consumer. ``outcomes`` gives what it said or saw, once for each of its ways."""
+    """A consumer, and the ways in which it looks at a tensor."""
 
     name: str
-    outcomes: Callable[[Any], Iterator[Callable[[], Seen]]]
+    ways: tuple[Callable[[Any], Seen], ...]
     package: str | None = None
     why_not: str | None = None
     """Why the consumer cannot be asked."""
@@ -420,8 +343,8 @@ def read(address: int, code: int, bits: int, lanes: int, shape: list[int], strid
     return Seen(address, nested(address, 0), np.dtype(dtype).kind == "u" or np.dtype(dtype) == np.int8)
 
 
-def _by_dlpack(tensor) -> Iterator[Callable[[], Seen]]:
-    yield lambda: _seen(np.from_dlpack(tensor))
+def _by_dlpack(tensor) -> Seen:
+    return _seen(np.from_dlpack(tensor))
 
 
 @functools.cache
@@ -435,39 +358,32 @@ def _borrow():
     return prototype(int(ffi.cast("intptr_t", function)))
 
 
-def _by_table(tensor) -> Iterator[Callable[[], Seen]]:
-    def look() -> Seen:
-        view = ffi.new("DLTensor *")
-        if _borrow()(tensor, int(ffi.cast("intptr_t", view))):
-            raise SystemError("it failed and set no exception")
-        if view.device.device_type != 1:
+def _by_table(tensor) -> Seen:
+    view = ffi.new("DLTensor *")
+    if _borrow()(tensor, int(ffi.cast("intptr_t", view))):
+        raise SystemError("it failed and set no exception")
+    if view.device.device_type != 1:
+        raise BufferError("not a CPU's memory")
+    shape, strides = (list(words[0 : view.ndim]) if view.ndim else [] for words in (view.shape, view.strides))
+    address = int(ffi.cast("intptr_t", view.data)) + view.byte_offset
+    return read(address, view.dtype.code, view.dtype.bits, view.dtype.lanes, shape, strides)
+
+
+def _by_tvm_ffi(tensor) -> Seen:
+    seen = []
+
+    def reader(view) -> None:
+        if view.device.dlpack_device_type() != 1:
             raise BufferError("not a CPU's memory")
-        shape, strides = (list(words[0 : view.ndim]) if view.ndim else [] for words in (view.shape, view.strides))
-        address = int(ffi.cast("intptr_t", view.data)) + view.byte_offset
-        return read(address, view.dtype.code, view.dtype.bits, view.dtype.lanes, shape, strides)
+        dtype = view.dtype
+        seen.append(read(view.data_ptr(), int(dtype.type_code), dtype.bits, dtype.lanes, list(view.shape), list(view.strides)))
 
-    yield look
-
-
-def _by_tvm_ffi(tensor) -> Iterator[Callable[[], Seen]]:
-    def look() -> Seen:
-        seen = []
-
-        def reader(view) -> None:
-            if view.device.dlpack_device_type() != 1:
-                raise BufferError("not a CPU's memory")
-            dtype = view.dtype
-            shape, strides = list(view.shape), list(view.strides)
-            seen.append(read(view.data_ptr(), int(dtype.type_code), dtype.bits, dtype.lanes, shape, strides))
-
-        tvm_ffi.convert(reader)(tensor)
-        return seen[0]
-
-    yield look
+    tvm_ffi.convert(reader)(tensor)
+    return seen[0]
 
 
-def _by_nanobind(tensor) -> Iterator[Callable[[], Seen]]:
-    yield lambda: importlib.import_module(_NANOBIND).look(tensor, read)
+def _by_nanobind(tensor) -> Seen:
+    return importlib.import_module(_NANOBIND).look(tensor, read)
 
 
 def _address_and_elements(x):
@@ -482,15 +398,6 @@ def _call(kernel, x) -> Seen:
 _AS_ARRAYS = functools.partial(fast_args, returns=np.ndarray, cache=True)
 _njit_kernel, _NEW = numba.njit(_address_and_elements), _AS_ARRAYS(_address_and_elements)
 _USED = [_AS_ARRAYS(_address_and_elements), _AS_ARRAYS(_address_and_elements, nogil=True)]
-
-
-def _by_njit(tensor) -> Iterator[Callable[[], Seen]]:
-    yield lambda: _call(_njit_kernel, tensor.numpy())
-
-
-def _by_fast_args(tensor) -> Iterator[Callable[[], Seen]]:
-    for kernel in (_NEW, _NEW, *_USED, *_USED):
-        yield functools.partial(_call, kernel, tensor)
 
 
 # ---- nanobind ------------------------------------------------------------------------------------------------------
@@ -536,12 +443,12 @@ def build_nanobind(folder: Path) -> None:
 
 
 COLUMNS = [
-    Column("`np.from_dlpack`", _by_dlpack, "numpy"),
-    Column("exchange table, bare", _by_table, "torch"),
-    Column("", _by_tvm_ffi, "apache-tvm-ffi", None if tvm_ffi else "not installed"),
-    Column("", _by_nanobind, "nanobind", _why_no_nanobind()),
-    Column("`@njit` on `x.numpy()`", _by_njit, "numba"),
-    Column("`@fast_args`", _by_fast_args),
+    Column("`np.from_dlpack`", (_by_dlpack,), "numpy"),
+    Column("exchange table, bare", (_by_table,), "torch"),
+    Column("", (_by_tvm_ffi,), "apache-tvm-ffi", None if tvm_ffi else "not installed"),
+    Column("", (_by_nanobind,), "nanobind", _why_no_nanobind()),
+    Column("`@njit` on `x.numpy()`", (lambda tensor: _call(_njit_kernel, tensor.numpy()),), "numba"),
+    Column("`@fast_args`", tuple(functools.partial(_call, kernel) for kernel in (_NEW, _NEW, *_USED, *_USED))),
 ]
 
 
@@ -554,9 +461,9 @@ def _address_of(tensor) -> int | None:
         return None
 
 
-def judge(row: Row, find: Callable[[], Seen], address: int | None, value: list | None, bits: list | None) -> str:
+def judge(row: Row, look: Callable[[Any], Seen], tensor, address: int | None, value: list | None, bits: list | None) -> str:
     try:
-        seen = find()
+        seen = look(tensor)
     except Exception as error:
         return f"refused ({seen_type(error).__name__})"
     if value is not None and seen.elements == value and not (bits is not None and seen.is_bits):
@@ -577,7 +484,7 @@ def cell(row: Row, column: Column) -> str:
 
     def look(tensor) -> None:
         address = _address_of(tensor)
-        found.extend(judge(row, find, address, *wanted[0]) for find in column.outcomes(tensor))
+        found.extend(judge(row, way, tensor, address, *wanted[0]) for way in column.ways)
 
     try:
         row.give(lambda tensor: wanted.append((row.value and row.value(tensor), row.bits and row.bits(tensor))))
@@ -654,9 +561,9 @@ def outcomes() -> Outcomes:
 
 # ---- Markdown ------------------------------------------------------------------------------------------------------
 def table(found: Outcomes) -> str:
-    """The legend and the table in Markdown."""
+    """The table in Markdown. What its words mean is said above it."""
     columns = list(next(iter(found.values())))
-    lines = [LEGEND, "| tensor | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines = ["| tensor | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {row} | " + " | ".join(cells.values()) + " |" for row, cells in found.items()]
     return "\n".join(lines) + "\n"
 

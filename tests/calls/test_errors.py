@@ -5,13 +5,13 @@ import functools
 import sys
 import traceback
 
-import numba
 import numpy as np
 import pytest
 from failing_kernels import fails, fails_unlocked
 from forked import fork_python
-from frameworks import is_borrowed, needs_torch, torch
+from frameworks import needs_torch
 from oracle import numbas, references_kept, type_and_message
+from ways import Acting
 
 from fastexchange import explain, fast_args
 
@@ -22,11 +22,8 @@ from made_producers import (  # isort: skip
 
 TABLE, BORROW, EXPORT = "__dlpack_c_exchange_api__", "dltensor_from_py_object_no_sync", "managed_tensor_from_py_object_no_sync"
 ExportOnly = tabled_type("ExportOnly", **{BORROW: None})
-
-
-@fast_args
-def total(first, x):
-    return x.sum()
+X = "<lambda>(): argument 'x' (position 1)"
+total = fast_args(lambda first, x: x.sum())
 
 
 def check_refused(argument, *words: str, kind=BufferError):
@@ -44,34 +41,17 @@ def check_refused(argument, *words: str, kind=BufferError):
     assert total(good, good) == 6.0
 
 
-# ---- objects that no path can handle -------------------------------------------------------------------------------
-class Unknown:
-    pass
-
-
-class OnlyDlpack:
-    def __dlpack__(self, max_version=None):
-        raise AssertionError("not to be called")
-
-
-class OnlyDevice:
-    def __dlpack_device__(self):
-        raise AssertionError("not to be called")
+Unknown = type("Unknown", (), {})
 
 
 def test_an_object_that_no_path_can_handle():
-    for thing in (Unknown(), OnlyDlpack(), OnlyDevice(), lambda: 1):
-        check_refused(thing, type(thing).__name__, kind=TypeError)
-        _, message = type_and_message(total, 1, thing)
-        for word in (TABLE, "__dlpack__", "numba.typeof", "total()", "__dlpack_device__" if type(thing) is OnlyDlpack else ""):
-            assert word in message
+    dlpack, device = (type("Half", (), {name: lambda self, **_: 1 / 0}) for name in ("__dlpack__", "__dlpack_device__"))
+    for thing in (Unknown(), dlpack(), device(), lambda: 1):
+        words = (type(thing).__name__, TABLE, "__dlpack__", "numba.typeof", "<lambda>()")
+        check_refused(thing, *words, *["__dlpack_device__"] * isinstance(thing, dlpack), kind=TypeError)
 
 
-@fast_args
-def gathers(x, y=None, *arrays):
-    return len(arrays)
-
-
+gathers = fast_args(lambda x, y=None, *arrays: len(arrays))
 WHERE = [
     ("'x' (position 0)", lambda: gathers(Unknown(), 1)), ("'x' (position 0)", lambda: gathers(x=Unknown())),
     ("'arrays[1]' (position 3)", lambda: gathers(1, 2, 3, Unknown())),
@@ -85,15 +65,10 @@ def test_the_argument_is_named_wherever_it_is():
         assert kind is TypeError and where in message and "Unknown" in message, message
 
 
-# ---- tensors that cannot go to a CPU kernel ------------------------------------------------------------------------
 SAID = {
-    "memory is on device kDLCUDA:0, which a CPU kernel": {"device_type": 2}, "kDLCUDA:1": {"device_type": 2, "device_id": 1},
-    "on device 77": {"device_type": 77}, "NULL": {"data": 0}, "2 lanes": {"lanes": 2},
-    "65 dimensions; from 0 to 64": {"ndim": 65, "shape": (1,) * 65, "strides": (1,) * 65}, "shape": {"shape": (-1,)},
-    "64 bits": {"shape": (2**62,)}, "kDLBfloat of 32 bits": {"code": 4, "bits": 32}, "code 200": {"code": 200, "bits": 64},
-    "kDLFloat4_e2m1fn of 4 bits": {"code": 17, "bits": 4}, "kDLOpaqueHandle": {"code": 3, "bits": 64},
-    "kDLInt of 12 bits": {"code": 0, "bits": 12}, "kDLFloat of 128 bits": {"code": 2, "bits": 128},
-    "kDLBool of 1 bits": {"code": 6, "bits": 1}, "kDLComplex of 16 bits": {"code": 5, "bits": 16}, "version": {"version": (2, 0)},
+    "memory is on device kDLCUDA:1, which a CPU kernel": {"device_type": 2, "device_id": 1},
+    "65 dimensions; from 0 to 64": {"ndim": 65, "shape": (1,) * 65, "strides": (1,) * 65},
+    "code 200 (unknown": {"code": 200, "bits": 64}, "kDLFloat4_e2m1fn of 4 bits": {"code": 17, "bits": 4},
 }  # fmt: skip
 """What is said of lies; ``tests/exchange/test_hostile.py`` has all of them, by each way into a kernel."""
 
@@ -104,12 +79,13 @@ def test_tensors_refused():
             check_refused(make(np.arange(4.0), **lies), words)
 
 
-def test_null_strides_mean_row_major():
-    corner = fast_args(lambda x: x[1, 0])
-    for make in (Tabled, ExportOnly, Dunder, Legacy):
-        tensor = make(np.arange(6.0), ndim=2, shape=(2, 3), strides=None)
-        assert corner(tensor) == corner(tensor) == 3.0
-    assert {(array.ndim, array.layout) for (array,) in corner.signatures} == {(2, "C")}
+def test_null_strides_mean_row_major_also_of_the_most_dimensions():
+    corner = fast_args(lambda x: (x.ndim, x.flat[3]))
+    for ndim in (2, 64):
+        for make in (Tabled, ExportOnly, Dunder, Legacy):
+            tensor = make(np.arange(6.0), ndim=ndim, shape=(1,) * (ndim - 2) + (2, 3), strides=None)
+            assert corner(tensor) == corner(tensor) == (ndim, 3.0)
+    assert {array.layout for (array,) in corner.signatures} == {"C"}
 
 
 def test_the_device_is_the_exported_tensors():
@@ -124,26 +100,20 @@ def test_byte_swapped_arrays():
         assert total(1, np.arange(4, dtype=dtype)) == 6.0
 
 
-def test_numpys_most_dimensions():
-    count, array = fast_args(lambda x: x.ndim), np.zeros((1,) * 64)
-    for tensor in (array, Dunder(array), Tabled(array)):
-        assert count(tensor) == count(tensor) == 64
-
-
 @needs_torch
-def test_torch_dtypes_that_numpy_has_with_ml_dtypes_only():
-    fork_python(
-        """
+def test_dtypes_that_numpy_has_with_ml_dtypes_only():
+    fork_python("""
         import sys
-        sys.modules["ml_dtypes"] = None  # whatever is installed
         import torch
         from oracle import type_and_message
-        from fastexchange import fast_args, from_dlpack
+        from fastexchange import DLDataType, from_dlpack
 
-        first, narrow = fast_args(lambda x: x[0]), torch.ones(3).to(torch.float8_e8m0fnu)
-        assert first(torch.ones(3, dtype=torch.bfloat16)) == first(torch.ones(3).to(torch.float8_e4m3fn)) == 1.0
-        assert "storage=True" in type_and_message(first, narrow)[1]
-        for tensor in (narrow, torch.ones(3, dtype=torch.bfloat16)):
+        kind, words = type_and_message(DLDataType.from_str("bfloat16").to_dtype)
+        assert kind is ValueError and "bfloat16 has no NumPy dtype: a recent ml_dtypes has one; import it" in words
+        assert "ml_dtypes" not in sys.modules
+
+        sys.modules["ml_dtypes"] = None  # whatever is installed
+        for tensor in (torch.ones(3).to(torch.float8_e8m0fnu), torch.ones(3, dtype=torch.bfloat16)):
             kind, words = type_and_message(from_dlpack, tensor)
             assert kind is BufferError and "import ml_dtypes" in words
         del sys.modules["ml_dtypes"]
@@ -152,91 +122,47 @@ def test_torch_dtypes_that_numpy_has_with_ml_dtypes_only():
         except ImportError:
             sys.exit()
         assert from_dlpack(tensor).dtype == ml_dtypes.bfloat16
-        """
-    )
-
-
-@needs_torch
-def test_torch_tensors_without_memory():
-    tensor = torch.ones(4)
-    tensor.untyped_storage().resize_(0)
-    check_refused(tensor)
-    assert ("NULL" if is_borrowed() else "storage has been freed") in type_and_message(total, 1, tensor)[1]
-
-
-# ---- capsules of __dlpack__ ----------------------------------------------------------------------------------------
-class Returns:
-    """``__dlpack__`` gives back, or raises, what it was given."""
-
-    def __init__(self, result):
-        self.result = result
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, *, max_version=None):
-        if isinstance(self.result, BaseException):
-            raise self.result
-        return self.result
-
-
-class Told(TypeError):
-    """One with a state of its own."""
-
-    def __init__(self, message, code):
-        super().__init__(message)
-        self.code = code
+    """)
 
 
 Plain = type("Plain", (ValueError,), {})
-with_state = Plain("no")
-with_state.code = 7
-WORDS_ONLY = [Plain("no"), *(kind("no") for kind in (BufferError, RuntimeError, TypeError, AttributeError, NotImplementedError))]
+with_state, without_notes = Plain("no"), KeyError("key")
+with_state.code, without_notes.__notes__ = 7, 5
+BUT_WORDS = Plain("no"), BufferError("no"), NotImplementedError("no"), AttributeError("no")
+MORE = with_state, without_notes, Plain("no", 2), Plain(3), KeyError("key"), KeyboardInterrupt()
 
 
-def test_exceptions_of_a_producer_that_are_but_words_name_the_argument():
-    for error in WORDS_ONLY:
-        for first in (1, 1, ONLY_NUMBA, ONLY_NUMBA):
-            kind, message = type_and_message(total, first, Returns(error))
-            assert kind is type(error)
-            assert message == "total(): argument 'x' (position 1) cannot be passed to the kernel: no"
-    error = BufferError("no")
-    with pytest.raises(BufferError) as caught:
-        total(1, Returns(error))
-    assert caught.value.__cause__ is error
-    assert "__dlpack__" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+@pytest.mark.parametrize("error", BUT_WORDS + MORE, ids=repr)
+def test_exceptions_of_a_producer(error):
+    """Those that are but words name the argument, others arrive as they are, and have a note."""
 
+    def fail():
+        raise error
 
-def test_other_exceptions_of_a_producer_arrive_as_they_are():
-    for error in (Told(1, 2), with_state, Plain("no", 2), Plain(3), KeyError("key"), KeyboardInterrupt()):
-        for first in (1, 1, ONLY_NUMBA, ONLY_NUMBA):
-            with pytest.raises(type(error)) as caught:
-                total(first, Returns(error))
+    tensor = Acting(np.ones(1))
+    tensor.act = fail
+    for first in (1, 1, ONLY_NUMBA, ONLY_NUMBA):
+        with pytest.raises(type(error)) as caught:
+            total(first, tensor)
+        if error in MORE:
             assert caught.value is error
-        takes_notes = isinstance(error, Exception) and sys.version_info >= (3, 11)
-        assert getattr(error, "__notes__", []) == ["raised for total(): argument 'x' (position 1)"] * takes_notes
-    error = KeyError("key")
-    error.__notes__ = 5  # it takes no note
-    with pytest.raises(KeyError) as caught:
-        total(1, Returns(error))
-    assert caught.value is error and error.__notes__ == 5 and total(1, np.ones(3)) == 3.0
+        else:
+            assert str(caught.value) == f"{X} cannot be passed to the kernel: no" and caught.value.__cause__ is error
+    takes_notes = error in MORE and isinstance(error, Exception) and sys.version_info >= (3, 11)
+    assert getattr(error, "__notes__", []) == (5 if error is without_notes else [f"raised for {X}"] * takes_notes)
+    assert "fail" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
-# ---- exchange tables -----------------------------------------------------------------------------------------------
-def in_capsule(**changes):
-    return capsule(exchange_table(**changes), TABLE_CAPSULE)
-
-
-UNUSABLE = [
-    (capsule(exchange_table(), b"dltensor"), "dlpack_exchange_api"), (3, "dlpack_exchange_api"),
-    (in_capsule(version=(2, 0)), "2.0"), (in_capsule(version=(3, 1), prev=exchange_table(version=(2, 5))), "3.1"),
-    (in_capsule(managed_tensor_allocator=None), "managed_tensor_allocator"), (in_capsule(**{EXPORT: None}), EXPORT),
-]  # fmt: skip
+UNUSABLE = {
+    "2.0": {"version": (2, 0)}, "3.1": {"version": (3, 1), "prev": exchange_table(version=(2, 5))},
+    "managed_tensor_allocator": {"managed_tensor_allocator": None}, EXPORT: {EXPORT: None},
+}  # fmt: skip
 
 
 def test_why_a_table_cannot_be_used_is_said():
     """``tests/exchange/test_hostile_tables.py`` has what else comes of it."""
-    for value, word in UNUSABLE:
+    tables = [(word, capsule(exchange_table(**changes), TABLE_CAPSULE)) for word, changes in UNUSABLE.items()]
+    for word, value in [*tables, *(("dlpack_exchange_api", value) for value in (3, capsule(exchange_table(), b"dltensor")))]:
         methods = {TABLE: value, "__dlpack__": WithMethods.__dlpack__}
         tensor = type("Broken", (tabled_type_with_methods(),), methods)(np.ones(3))
         assert total(1, tensor) == 3.0 and word in str(explain(tensor)) and word in str(total.explain(1, tensor))
@@ -244,7 +170,6 @@ def test_why_a_table_cannot_be_used_is_said():
     assert BORROW in str(explain(ExportOnly(np.ones(3))))
 
 
-# ---- exceptions in kernels -----------------------------------------------------------------------------------------
 def caught(function, *arguments):
     """What is known of the exception that a call raises: type, arguments, and the frames below the call."""
     try:
@@ -288,22 +213,6 @@ def test_an_exception_in_the_very_first_call_and_without_the_gil(how):
     fails(-1, np.ones(3))
     assert_same_exception(caught(fast_args(fails.py_func), how, np.ones(3)), plain_end(how))
     assert [caught(fails_unlocked, how, np.ones(3))[:3] for _ in range(3)] == [plain_end(how)[:3]] * 3
-
-
-# ---- compile errors ------------------------------------------------------------------------------------------------
-def no_such(x, name=None):
-    return x.no_such_attribute
-
-
-def test_errors_of_the_compiler_are_chained_as_plain_numba_chains_them():
-    def chain(call):
-        with pytest.raises(numba.core.errors.TypingError) as raised:
-            call(np.ones(3), ONLY_NUMBA)
-        error = raised.value
-        return error.__suppress_context__, type(error.__context__), type(error.__cause__)
-
-    plain, kernel = numba.njit(no_such), fast_args(no_such)
-    assert [chain(kernel) for _ in range(2)] == [chain(plain)] * 2
 
 
 def test_messages_run_no_code_of_what_they_name():

@@ -12,16 +12,15 @@ import traceback
 import numba
 import numpy as np
 import pytest
-from frameworks import torch, tvm_ffi
+from exchanges import Given
+from frameworks import torch
 from hostile_producers import Sets, hostile_type
-from interoperability import jax
+from interoperability import Wrapper, jax
+from made_producers import ONLY_NUMBA, Dunder, Ignorant, Ledger, Legacy, Tabled, capsule_name
 from oracle import references_kept, type_and_message
+from ways import Acting
 
 from fastexchange import fast_args
-
-from made_producers import (  # isort: skip
-    ONLY_NUMBA, Dunder, Ignorant, Ledger, Legacy, Tabled, capsule_name,
-)
 
 USED = b"used_dltensor"
 KINDS = {Dunder: (USED + b"_versioned", (1, 3)), Legacy: (USED, "nothing"), Ignorant: (USED, (1, 3))}
@@ -31,7 +30,6 @@ total = fast_args(lambda x: x.sum())
 ignore = fast_args(lambda *arguments: len(arguments))
 
 
-# ---- the protocol --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_asked_is_consumed_and_given_back(kind):
     tensor = kind(np.ones(3))
@@ -51,12 +49,11 @@ ASKED = {TypeError: [MAX_VERSION, {}], type("Refused", (TypeError,), {}): [MAX_V
 
 @pytest.mark.parametrize(("error", "asked"), ASKED.items())
 def test_only_a_type_error_is_asked_again_and_the_last_one_is_raised(error, asked):
-    class Broken(Dunder):
-        def __dlpack__(self, **keywords):
-            self.asked.append(keywords)
-            raise error(f"asked with {len(keywords)}")
+    def refuse(self, **keywords):
+        self.asked.append(keywords)
+        raise error(f"asked with {len(keywords)}")
 
-    tensor = Broken(np.ones(3))
+    tensor = type("Broken", (Dunder,), {"__dlpack__": refuse})(np.ones(3))
     for _ in range(2):
         tensor.asked.clear()
         kind, message = type_and_message(total, tensor)
@@ -64,45 +61,36 @@ def test_only_a_type_error_is_asked_again_and_the_last_one_is_raised(error, aske
 
 
 def test_the_methods_are_called_on_the_type_as_methods():
-    class Meta(type):
-        def __dlpack__(cls, **keywords):
-            raise AssertionError
-
-    class Odd:
-        __dlpack_device__ = staticmethod(lambda: (1, 0))
-        __dlpack__ = classmethod(lambda cls, *, max_version=None: np.ones(3).__dlpack__(max_version=max_version))
-
-    assert total(Meta("Meta", (Dunder,), {})(np.ones(3))) == total(Odd()) == total(Odd()) == 3.0
+    meta = type("Meta", (type,), {"__dlpack__": lambda cls, **keywords: 1 / 0})
+    odd = type("Odd", (), {
+        "__dlpack_device__": staticmethod(lambda: (1, 0)),
+        "__dlpack__": classmethod(lambda cls, *, max_version=None: np.ones(3).__dlpack__(max_version=max_version)),
+    })()  # fmt: skip
+    assert total(meta("Meta", (Dunder,), {})(np.ones(3))) == total(odd) == total(odd) == 3.0
 
 
-# ---- exports -------------------------------------------------------------------------------------------------------
-looked_at: list[Ledger] = []
+ledger_of_all = Ledger()
 
 
 @fast_args
 def count_exports(x):
     with numba.objmode(out="int64"):
-        out = looked_at[0].out
+        out = ledger_of_all.out
     return out + 0
 
 
 def test_they_are_given_back_only_after_the_kernel():
-    looked_at[:] = [ledger := Ledger()]
-    assert [count_exports(Dunder(np.ones(3), ledger)) for _ in range(3)] == [1] * 3
-    ledger.check(ledger.made)
+    assert [count_exports(Dunder(np.ones(3), ledger_of_all)) for _ in range(3)] == [1] * 3
+    ledger_of_all.check(ledger_of_all.made)
 
 
-def sums(x, pair, scale):
-    return 3 * x[0] + 2 * pair[0][0] * scale
+SUMS = [fast_args(lambda x, pair, scale: 3 * x[0] + 2 * pair[0][0] * scale, nogil=nogil) for nogil in (False, True)]
 
 
-SUMS = {False: fast_args(sums), True: fast_args(sums, nogil=True)}
-
-
-@pytest.mark.parametrize("nogil", SUMS)
+@pytest.mark.parametrize("kernel", SUMS, ids=["with the GIL", "without"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_cached_calls_export_once_and_give_back(kind, nogil):
-    ledger, kernel = Ledger(), SUMS[nogil]
+def test_cached_calls_export_once_and_give_back(kind, kernel):
+    ledger = Ledger()
     x, y = kind(np.ones(3), ledger), kind(np.full(2, 5.0), ledger)
     call = functools.partial(kernel, x, (y, array.array("d", [1.0])), 2.0)
 
@@ -160,63 +148,29 @@ def test_an_error_in_a_call_that_a_row_has_left_names_its_argument():
 
 
 def test_an_exception_of_a_cached_calls_producer_is_raised_and_the_producer_is_asked_once():
-    class Interrupted(Dunder):
-        bad: BaseException | None = None
-
-        def __dlpack__(self, *, max_version=None):
-            if self.bad is None:
-                return super().__dlpack__(max_version=max_version)
-            self.asked.append(max_version)
-            bad, self.bad = self.bad, None
-            raise bad
-
-    ledger = Ledger()
-    first, second = Dunder(np.ones(3), ledger), Interrupted(np.ones(3), ledger)
+    ledger, asked = Ledger(), []
+    first, second = Dunder(np.ones(3), ledger), Acting(np.ones(3), ledger)
     kernel = fast_args(lambda x, y: x.sum() + y.sum())
     assert [kernel(first, second) for _ in range(4)] == [6.0] * 4
-    for error in (KeyboardInterrupt(), BufferError("no"), MemoryError()):
-        second.bad, asked = error, len(second.asked)
-        assert type_and_message(kernel, first, second)[0] is type(error)
-        assert len(second.asked) == asked + 1 and second.bad is None
+    for error in (KeyboardInterrupt, BufferError, MemoryError):
+
+        def fail(error=error):
+            asked.append(error)
+            raise error("no")
+
+        second.act = fail
+        assert type_and_message(kernel, first, second)[0] is error is asked.pop() and not asked
+        second.act = None
         assert kernel(first, second) == 6.0
     first.capsules.clear(), second.capsules.clear()
     ledger.check(ledger.made)
 
 
-# ---- other frameworks' tensors behind a Python class ---------------------------------------------------------------
-class Wrapped:
-    """What many libraries' own tensor classes look like."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
-
-    def __dlpack__(self, *, max_version=None, **keywords):
-        try:
-            return self.tensor.__dlpack__(max_version=max_version, **keywords)
-        except TypeError:  # PyTorch before 2.9
-            return self.tensor.__dlpack__(**keywords)
-
-
-INSIDE = [np.asarray, *([torch.from_numpy] if torch else []), *([tvm_ffi.from_dlpack] if tvm_ffi else [])]
-
-
-def test_wrapped_tensors():
-    for tensor_of in INSIDE:
-        tensor = tensor_of(np.arange(4.0))
-        wrapped = Wrapped(tensor)
-        with references_kept(tensor, wrapped):
-            assert [total(wrapped) for _ in range(5)] == [6.0] * 5
-    if torch is not None:
-        assert type_and_message(total, Wrapped(torch.ones(3, requires_grad=True)))[0] in (BufferError, RuntimeError)
-
-
 def test_what_is_readonly_stays_so():
     array, kernel = np.zeros(3), fast_args(total.py_func)
     array.flags.writeable = False
-    assert kernel(Wrapped(array)) == kernel(Dunder(array)) == 0.0
+    of_a_library = Given(lambda max_version, **_: array.__dlpack__(max_version=max_version))
+    assert kernel(Wrapper(array)) == kernel(Dunder(array)) == kernel(of_a_library) == 0.0
     if jax is not None:
         immutable = jax.numpy.arange(3.0)
         assert kernel(immutable) == kernel(immutable) == 3.0
@@ -225,29 +179,12 @@ def test_what_is_readonly_stays_so():
     assert not any(signature[0].mutable for signature in kernel.signatures)
 
 
-# ---- order ---------------------------------------------------------------------------------------------------------
-class Acts(Dunder):
-    """`act`, a function of the tensor, runs in its ``__dlpack__``."""
-
-    def __init__(self, array, act, **lies):
-        super().__init__(array, **lies)
-        self.act = act
-
-    def __dlpack__(self, *, max_version=None):
-        self.act(self)
-        return super().__dlpack__(max_version=max_version)
-
-
 def test_producers_in_python_run_before_borrowed_views_are_taken():
-    """An array that a producer's Python code replaces or resizes is seen as it is afterwards, wherever it stands in the call."""
     both = fast_args(lambda a, b: a[0] * 10 + b[0] + a.size + b.size)
     moving, array = Tabled(np.full(3, 1.0)), np.ones(100)
-
-    def move(mover):
-        moving.array = np.full(3, moving.array[0] + 1)
-
-    mover = Acts(np.full(3, 5.0), move)
-    resizer = Acts(np.ones(3), lambda tensor: array.resize(array.size * 3, refcheck=False))
+    mover, resizer = Acting(np.full(3, 5.0)), Acting(np.ones(3))
+    mover.act = lambda: setattr(moving, "array", moving.array + 1)
+    resizer.act = lambda: array.resize(array.size * 3, refcheck=False)
     both(moving, mover), both(mover, moving)  # a first call asks twice
     moving.array = np.full(3, 1.0)
     assert both(moving, mover) == 25.0 + 6 and both(mover, moving) == 53.0 + 6
@@ -257,7 +194,6 @@ def test_producers_in_python_run_before_borrowed_views_are_taken():
     assert both(array, resizer) == 11 + 3 * before + 3 == 11 + array.size + 3
 
 
-# ---- first calls -----------------------------------------------------------------------------------------------------
 def raises(x, y=None):
     if x[0] == 1:
         raise ValueError("from the kernel")
@@ -289,8 +225,7 @@ def test_a_first_call_has_the_kernels_frame_only(options):
 
 
 def test_calls_that_change_after_they_were_learnt_are_made():
-    """The producer's dtype changes between the export for Python and that for native code."""
-    dtypes = itertools.cycle((np.float32, np.float64, np.int64))
-    alternates = Acts(np.ones(2), lambda tensor: setattr(tensor, "array", np.ones(2, next(dtypes))))
+    dtypes, alternates = itertools.cycle((np.float32, np.float64, np.int64)), Acting(np.ones(2))
+    alternates.act = lambda: setattr(alternates, "array", np.ones(2, next(dtypes)))
     kernel = fast_args(lambda x: x[0] + x[1])
     assert [kernel(alternates) for _ in range(8)] == [2] * 8

@@ -25,12 +25,7 @@ def warnings_of(call) -> list[str]:
     return [str(each.message).rpartition("<locals>.")[2] for each in caught]
 
 
-def tensors(array):
-    yield array
-    if torch is not None:
-        yield torch.from_numpy(array)
-    if jax is not None:
-        yield jax.numpy.asarray(array)
+MAKERS = [np.asarray, *([torch.from_numpy] if torch is not None else []), *([jax.numpy.asarray] if jax is not None else [])]
 
 
 @pytest.mark.parametrize("dtype", TYPES + HALVES)
@@ -44,9 +39,9 @@ def test_what_is_left_is_counted(dtype):
             y[i, 0] = y[i, 1] = 1
         z[:] = 1
 
-    for x in tensors(np.ones(3, np.float32)) if dtype not in HALVES else [torch.ones(3)]:
+    for make in MAKERS if dtype not in HALVES else [torch.from_numpy]:
         for _ in range(3):
-            (message,) = warnings_of(lambda: partly(x))  # noqa: B023
+            (message,) = warnings_of(lambda: partly(make(np.ones(3, np.float32))))  # noqa: B023
             assert "partly(): 2 of 6 elements of its output 'y' are still the " in message
             assert ("NaN" in message) == ("float" in dtype or "complex" in dtype)
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import importlib
+import itertools
 import os
 import sys
 
@@ -25,23 +26,19 @@ NO_MORE = [RecursionError("deep"), MemoryError(), OSError(errno.EMFILE, "too man
 
 
 def dot(x, y):
-    s = 0.0
-    for i in range(x.shape[0]):
-        s += x[i] * y[i]
-    return s
+    return (x * y).sum()
 
 
 def failing(function, error, times):
     """`function`, which fails so many times first."""
-    left = [times]
 
     def call(*args, **kwargs):
-        if left[0]:
-            left[0] -= 1
+        nonlocal times
+        if times:
+            times -= 1
             raise error
         return function(*args, **kwargs)
 
-    call.left = left
     return call
 
 
@@ -60,7 +57,6 @@ NO_VERDICT = [*NO_MORE, RuntimeError("no compiled object yet"), PermissionError(
 
 @pytest.mark.parametrize("error", NO_VERDICT, ids=repr)
 def test_a_compilation_that_fails_now(error):
-    """Numba's dispatcher makes the call, explain says for how long; then the kernel is native."""
     kernel = fast_args(dot)
     kernel.compile = failing(kernel.compile, error, 1)  # the second compilation, of Numba's own dispatcher, succeeds
     assert kernel(X, X) == 5.0 and kernel.counts().compiled == 1
@@ -99,13 +95,10 @@ def test_what_is_verified_is_not_decided_by_it(error, monkeypatch):
         (readable.os, "pipe", fail, lambda: readable.checked_address(id(new), 8)),
     ]
     if torch is not None:
-        from fastexchange.torch import modes as torch_modes
-        from fastexchange.torch import offsets as torch_offsets
+        from fastexchange.torch import modes, offsets
 
-        verified += [(torch_offsets.Guard, "_find_keys", fail, torch_offsets.guard.__wrapped__)]
-        verified += [
-            (torch_modes, "alone", fail, getattr(torch_modes, why).__wrapped__) for why in ("why_no_modes", "why_no_counts")
-        ]
+        verified += [(offsets.Guard, "_find_keys", fail, offsets.guard.__wrapped__)]
+        verified += [(modes, "alone", fail, each.__wrapped__) for each in (modes.why_no_modes, modes.why_no_counts)]
     for owner, name, value, function in verified:
         with monkeypatch.context() as patched, pytest.raises(type(error)):
             patched.setattr(owner, name, value)
@@ -135,18 +128,15 @@ def test_at_each_line_of_a_first_call():
         kernel, x = fast_args(lambda x, y: x[0] + y[1]), np.arange(3.0)
         return (lambda: kernel(x, x)), kernel, x
 
-    met = 0
+    errors = itertools.cycle((RecursionError, MemoryError))
     for number, (name, work_with, (_, kernel, x)) in enumerate(at_each_line(scene)):
         decides = name.startswith(("calls/resolve", "dispatch/overloads", "dispatch/signature", "calls/kernel"))
-        if number % (5 if decides else 35):
-            continue
-        met += 1
-        with contextlib.suppress(RecursionError, MemoryError):
-            work_with(failing(None, (RecursionError, MemoryError)[met % 2]("made"), 1))
-        assert [kernel(x, x) for _ in range(4)] == [1.0] * 4, name
-        assert native_calls(kernel, x, x) == 4 and cache_entries(kernel), name
-        assert kernel.bind(x, x)() == 1.0, name
-    assert met > 20
+        if number % (5 if decides else 35) == 0:
+            with contextlib.suppress(RecursionError, MemoryError):
+                work_with(failing(None, next(errors)("made"), 1))
+            assert [kernel(x, x) for _ in range(4)] == [1.0] * 4, name
+            assert native_calls(kernel, x, x) == 4 and cache_entries(kernel) and kernel.bind(x, x)() == 1.0, name
+    assert number > 300
 
 
 CACHED = """
@@ -191,9 +181,8 @@ CHANGES = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_folder_that_keeps_nothing_any_more(what, tmp_path):
     """After decoration: kernels work natively, and one warning tells for all of them."""
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:3]:
-        parent.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
     is_mounted = what != "rights are dropped"
     options = "size=256k" if what == "a full disk" else "nr_inodes=24"
     if is_mounted and os.system(f"mount -t tmpfs -o {options} none {tmp_path} 2>/dev/null"):
@@ -213,11 +202,7 @@ def test_what_cannot_be_described_now_keeps_no_arguments(tmp_path, monkeypatch):
     (tmp_path / "program_of_no_stack.py").write_text(CACHED.replace("x[0]", "x.nothing"))
     monkeypatch.syspath_prepend(tmp_path)
     kernel, x = importlib.import_module("program_of_no_stack").first, np.arange(3.0)
-
-    def describe(*_):
-        raise RecursionError("deep")
-
-    monkeypatch.setattr(dependencies._Describer, "describe", describe)
+    monkeypatch.setattr(dependencies._Describer, "describe", failing(None, RecursionError, -1))
     with references_kept(x), contextlib.suppress(TypingError):
         kernel(x)
 

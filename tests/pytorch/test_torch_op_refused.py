@@ -6,8 +6,9 @@ import warnings
 import numpy as np
 import pytest
 import torch_operators
-from interpreter import run_python
+from forked import fork_python
 from torch_operators import doubled, needs_abi, refused, scale, scale_backward, scale_op, tensors, torch, transposed
+from ways import mode_of
 
 from fastexchange import fast_args
 from fastexchange.torch import boxed_operator as torch_boxed
@@ -57,7 +58,6 @@ def test_what_cannot_be_an_operator_is_refused(kind, words, kernel, options):
     assert not hasattr(torch.ops.fx_bad, "a"), "nothing is left of a refused one"
 
 
-# ---- names -------------------------------------------------------------------------------------------------------------
 def test_a_name_is_registered_once():
     op = scale.as_torch_op("fx_test::once")
     assert scale.as_torch_op("fx_test::once").overload is op.overload
@@ -69,12 +69,7 @@ def test_replaced_operators():
     """Overloads that compiled graphs hold call the kernel that has their name, and no other operator's."""
 
     def times(factor):
-        @fast_args(out="x[n] -> y[n]")
-        def multiplied(x, y):
-            for i in range(x.size):
-                y[i] = factor * x[i]
-
-        return multiplied
+        return fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(factor * x[0]))
 
     x = torch.ones(3)
     first = times(2).as_torch_op("fx_test::replaced")
@@ -89,9 +84,9 @@ def test_replaced_operators():
     assert [call(x)[0].item() for call in calls] == [2.0] * 5
     calls.append(times(6).as_torch_op("fx_test::replaced", replace=True))
     assert [call(x)[0].item() for call in calls] == [6.0] * 6
+    assert len([name for name in vars(torch.ops.fx_test) if name.startswith("replaced")]) == 2, "names that lead nowhere"
 
 
-# ---- calls -------------------------------------------------------------------------------------------------------------
 def test_shapes_that_do_not_fit():
     x, w = tensors()
     for call in (scale_op(), torch.compile(scale_op(), backend="eager")):
@@ -139,17 +134,11 @@ def test_modes_see_no_stand_in():
     from torch.overrides import TorchFunctionMode
 
     op, seen = raising_op(), []
-
-    class See(TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            seen.append((function, args))
-            return function(*args, **(kwargs or {}))
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         call = torch.jit.trace(lambda x: torch.ops.fx_test.raising_arrays(x), torch.zeros(3))  # a mode does not see it call
     x = torch.ones(3)
-    with See(), pytest.raises(RuntimeError, match="with arrays"):
+    with mode_of(TorchFunctionMode, lambda *call: seen.append(call)), pytest.raises(RuntimeError, match="with arrays"):
         call(x)
     assert op.kernel.counts().fast and seen == []
 
@@ -218,13 +207,11 @@ def test_undeclared_writes_are_found_on_request(is_debug, monkeypatch):
 
 @pytest.mark.slow
 def test_operators_without_compiling():
-    """Under NUMBA_DISABLE_JIT operators work, too, by the Python function."""
-    code = """
-    import torch
-    from torch_operators import scale, scale_backward
-    op = scale.as_torch_op("fx_test::interpreted", backward=scale_backward)
-    x, w = torch.ones(3, 4), torch.ones(4, requires_grad=True)
-    op(x, w).sum().backward()
-    print(w.grad.tolist(), torch.compile(op, backend="aot_eager", fullgraph=True)(x, w.detach()).sum().item())
-    """
-    assert run_python(code, NUMBA_DISABLE_JIT="1", PYTHONWARNINGS="ignore").stdout == "[3.0, 3.0, 3.0, 3.0] 12.0\n"
+    fork_python("""
+        import torch
+        from torch_operators import scale, scale_backward
+        op, x, w = scale.as_torch_op("fx::op", backward=scale_backward), torch.ones(3, 4), torch.ones(4, requires_grad=True)
+        op(x, w).sum().backward()
+        assert w.grad.tolist() == [3.0] * 4
+        assert torch.compile(op, backend="aot_eager", fullgraph=True)(x, w.detach()).sum() == 12
+    """, NUMBA_DISABLE_JIT="1")

@@ -33,7 +33,6 @@ def test_dispatch_tables_are_found():
 
 @pytest.mark.parametrize("is_first", [False, True])
 def test_autocast(operator, is_first):
-    """Every order: called before the registration or after, autocast on, off, nested; in inference mode."""
     op, name, library = operator
     x = torch.arange(4.0)
     if not is_first:

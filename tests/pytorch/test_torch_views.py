@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import random
 import re
 
@@ -13,9 +14,9 @@ torch = pytest.importorskip("torch")
 
 from cache_entries import cache_entries  # noqa: E402
 from forked import fork_python  # noqa: E402
-from frameworks import has_table  # noqa: E402
+from frameworks import has_table, with_strides_of  # noqa: E402
 from interpreter import HERE, run_python  # noqa: E402
-from oracle import new_kernel, references_kept  # noqa: E402
+from oracle import check_same_as_njit, new_kernel, references_kept  # noqa: E402
 
 from fastexchange import fast_args  # noqa: E402
 from fastexchange._abi import ffi  # noqa: E402
@@ -27,11 +28,7 @@ FIELDS = ("ndim", "sizes", "strides", "inline_ndim", "storage_offset", "device",
 needs_views = pytest.mark.skipif(not producer.guard().knows_views, reason="tensors are not read in memory here")
 
 
-@numba.njit
-def described_njit(x):
-    return x.shape, x.strides, x.sum()
-
-
+described_njit = numba.njit(lambda x: (x.shape, x.strides, x.sum()))
 described = fast_args(described_njit)
 
 
@@ -42,13 +39,15 @@ def cached(kernel, *arguments) -> None:
 
 
 def tensors():
-    base = torch.arange(120.0)
+    base, z = torch.arange(120.0), torch.ones(4, dtype=torch.complex64)
     yield from (base[:0], base[:1], base[7:], base[::3], base[5], base.view(10, 12).t(), base.view(2, 3, 4, 5)[1:, :, 1::2])
     yield from (base.view(1, 2, 3, 4, 5), base.view(2, 3, 2, 2, 5, 1).transpose(0, 4), base.view(1, 2, 1, 3, 1, 4, 1, 5)[:, 1:])
     yield from (base[:3].expand(4, 3), torch.ones(0, 3), torch.ones(3, 0)[1:], torch.nn.Parameter(torch.ones(3), False))
     yield from (torch.from_numpy(np.arange(5.0)), base.clone().share_memory_()[3:])
-    yield torch.frombuffer(bytearray(16), dtype=torch.int16)
-    yield base.as_subclass(type("Sub", (torch.Tensor,), {}))
+    yield from (torch.frombuffer(bytearray(16), dtype=torch.int16), base.as_subclass(type("Sub", (torch.Tensor,), {})))
+    yield from (base.unfold(0, 3, 2), base.view(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.ones(1).expand(3, 4))
+    yield from (z.real, z.imag, torch.view_as_complex(base.view(60, 2)), torch.arange(4).view(torch.int16), base > 5)
+    yield from (torch.arange(9, dtype=torch.uint8)[1:], torch.nn.Buffer(torch.ones(3)), base.view(10, 12)[:, :9].diagonal())
     yield from (torch.ones(3, dtype=each) for each in (torch.int64, torch.bool, torch.int8, torch.complex64, torch.float64))
     with torch.inference_mode():
         yield torch.ones(4)[1:]
@@ -68,6 +67,12 @@ def test_cached_calls_read_memory():
         assert kernel.counts()[:2] == (before.fast + 1, before.slow)
         assert shape == tensor.shape and s == tensor.sum().item()
         assert not tensor.numel() or strides == tuple(tensor.element_size() * step for step in tensor.stride())
+
+
+def test_kernels_see_the_arrays_that_numpy_sees():
+    for tensor in tensors():
+        plain = tensor.as_subclass(torch.Tensor)
+        check_same_as_njit(new_kernel(described_njit), (tensor,), (with_strides_of(plain, plain.numpy()),))
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -143,34 +148,28 @@ def check_calls_with_a_tensor_that_changes(seed: int, count: int) -> int:
             x = torch.arange(24.0)
             continue
         expected = described.py_func(x.detach().clone().numpy() if not x.numel() else x.detach().numpy())
-        assert got[:1] == expected[:1] and np.array_equal(got[2], expected[2], equal_nan=True)
+        assert got[:1] == expected[:1] and np.allclose(got[2], expected[2], rtol=1e-5, equal_nan=True)  # of whatever was there
         steps, told = ([step for step, extent in zip(each[1], got[0], strict=True) if extent > 1] for each in (got, expected))
         assert not x.numel() or steps == told
     return refused
 
 
 @needs_views
-def test_tensors_that_change_between_calls():
-    assert 50 < check_calls_with_a_tensor_that_changes(0, 2000) < 1700
-
-
-@pytest.mark.nightly
-def test_ten_million_calls_with_tensors_that_change():
-    for seed in range(1, 101):
-        check_calls_with_a_tensor_that_changes(seed, 100_000)
+@pytest.mark.parametrize("seeds, count", [((0,), 2000), pytest.param(range(1, 101), 100_000, marks=pytest.mark.nightly)])
+def test_tensors_that_change_between_calls(seeds, count):
+    for seed in seeds:
+        assert 0.025 * count < check_calls_with_a_tensor_that_changes(seed, count) < 0.85 * count
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_memory_that_looks_otherwise(seed, monkeypatch):
     """Some words of each tensor and storage are not what they are, as in a PyTorch with another layout: no wrong view."""
-    rng = random.Random(seed)
-    right = producer.Guard()
+    rng, right = random.Random(seed), producer.Guard()
     at = 8 * rng.randrange(32)
     change = rng.choice([lambda word: word + 8, lambda word: 0, lambda word: word ^ 1, lambda word: word >> 8])
     moved = rng.choice([0, 8, -8])  # or all words from `at` on lie elsewhere
     read, read_byte = producer._word, producer._byte
-    heads: set[int] = set()
-    kept: list = []
+    heads, kept = set(), []
 
     def is_changed(address: int) -> bool:
         return any(head + at <= address < head + (256 if moved else at + 8) for head in heads)
@@ -203,42 +202,33 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
         assert moved or all(getattr(found.native, name) == getattr(right.native, name) for name in names)
 
 
-# ---- storages whose accesses PyTorch checks ------------------------------------------------------------------------
 @pytest.mark.parametrize("forbid", ["_set_throw_on_mutable_data_ptr", "_set_warn_deprecated_on_mutable_data_ptr"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_memory_that_must_not_be_read(forbid):
     """PyTorch makes the storages of functional tensors so. The error is PyTorch's own, as of the exchange table."""
-    of_first = fast_args(lambda x: x[0].sum())
-    for kernel, wrapped in (
-        (fast_args(lambda x: x.sum()), lambda x: x), (of_first, lambda x: [x]), (of_first, lambda x: (x, 1)),
-    ):  # fmt: skip
+    alone, of_first = fast_args(lambda x: x.sum()), fast_args(lambda x: x[0].sum())
+    ends = contextlib.nullcontext if "warn" in forbid else functools.partial(pytest.raises, RuntimeError, match="'x'")
+    for kernel, wrapped in ((alone, lambda x: x), (of_first, lambda x: [x]), (of_first, lambda x: (x, 1))):
         cached(kernel, wrapped(torch.arange(3.0)))
         tensor = torch.arange(3.0)
         getattr(torch._C, forbid)(tensor)
         for _ in range(3):
-            if "warn" in forbid:
-                assert kernel(wrapped(tensor)) == 3.0
-                continue
-            with references_kept(tensor), pytest.raises(RuntimeError, match="'x'"):
+            with references_kept(tensor), ends():
                 kernel(wrapped(tensor))
+        assert "throw" in forbid or kernel(wrapped(tensor)) == 3.0
         assert kernel(wrapped(torch.arange(3.0))) == 3.0
 
 
 @needs_views
 def test_a_launch_notices_a_storage_that_becomes_copy_on_write():
     x = torch.arange(3.0)
-    launch = fast_args(_double).bind(x)
+    launch = fast_args(lambda x: np.multiply(x, 2, x)).bind(x)
     launch()
     lazy = torch._lazy_clone(x)
     launch()
     assert lazy.tolist() == [0.0, 2.0, 4.0] and x.tolist() == [0.0, 4.0, 8.0]
 
 
-def _double(x):
-    x *= 2
-
-
-# ---- another source ------------------------------------------------------------------------------------------------
 UNKNOWN = """
     from fastexchange.torch import offsets as torch_offsets
     torch_offsets.Guard._find_views = lambda self: self.why.setdefault("views", "unknown") == ""
@@ -266,7 +256,6 @@ def test_memory_that_turns_out_otherwise_is_read_no_more():
     """With the first tensor of a new signature: other kernels, which have read such in memory, do so no more either."""
     assert fork_python("""
         import torch, fastexchange
-        from fastexchange.exchange.export import known
         from fastexchange.torch import offsets as torch_offsets
         guard, first = torch_offsets.guard(), fastexchange.fast_args(lambda x: x.sum())
         assert {first(torch.ones(3)) for _ in range(4)} == {3} and guard.knows_views
@@ -300,23 +289,6 @@ def test_readers_come_with_the_package_or_are_compiled_for_other_offsets(inline_
     """).stdout.startswith("True False" if inline_ndim == 5 else "False True")
 
 
-@needs_views
-def test_memory_needs_no_table():
-    """But copy-on-write tensors do, which PyTorch has to copy: Numba's dispatcher gets them."""
-    assert "slow=1" in fork_python("""
-        import torch, fastexchange
-        for name in {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"} & {*vars(torch.Tensor)}:
-            delattr(torch.Tensor, name)
-        kernel = fastexchange.fast_args(lambda x: x.sum())
-        assert {kernel(torch.ones(3)) for _ in range(4)} == {3}
-        print(kernel.counts())
-        for _ in range(3):
-            x = torch.ones(3)
-            lazy = torch._lazy_clone(x)
-            assert kernel(x) == kernel(lazy) == 3
-    """).stdout
-
-
 # ---- tensors on a GPU ----------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def said_to_be_on(tensor, index: int):
@@ -347,10 +319,9 @@ def test_a_tensor_on_a_gpu(index):
         assert tensor.device == torch.device("cuda", index) and not guard.native.cuda
         assert guard.reads(tensor) and guard.native.cuda == 2
         assert not producer.keys_of(tensor) & guard.native.odd_keys
-        borrows = [known(torch.Tensor)["borrow"]] if has_table() else []
-        for borrow in borrows:
-            view = ffi.new("DLTensor *")
-            assert ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(borrow)(tensor, address_of(view)) == 0
+        if has_table():
+            view, borrow = ffi.new("DLTensor *"), ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+            assert borrow(known(torch.Tensor)["borrow"])(tensor, address_of(view)) == 0
             assert (int(view.device.device_type), view.device.device_id) == (2, index)
             assert address_of(view.data) == tensor.data_ptr() and [view.shape[0], view.shape[1]] == [2, 4]
         with pytest.raises((BufferError, TypeError), match=r"'x'[^|]*(device|cuda)"):
@@ -359,18 +330,14 @@ def test_a_tensor_on_a_gpu(index):
 
 
 # ---- tensors that follow each other --------------------------------------------------------------------------------
-@fast_args
-def each_of(tensors):
-    return [(t.size, t.strides[0], t.ctypes.data, t.sum()) for t in tensors]
+each_of = fast_args(lambda tensors: [(t.size, t.strides[0], t.ctypes.data, t.sum()) for t in tensors])
+corners = fast_args(lambda tensors: [(t.size, t[-1, 1] if t.size else 0.0) for t in tensors])
+sizes = fast_args(lambda tensors: [t.size for t in tensors])
 
 
 @fast_args
 def all_of(a, b, c, d, e, f):
     return a.size + a.sum(), b.size + b.sum(), c.size + c.sum(), d.size + d.sum(), e.size + e.sum(), f.size + f.sum()
-
-
-corners = fast_args(lambda tensors: [(t.size, t[-1, 1] if t.size else 0.0) for t in tensors])
-sizes = fast_args(lambda tensors: [t.size for t in tensors])
 
 
 def between(one, like=lambda i: torch.arange(4.0) + i):
@@ -421,17 +388,21 @@ def test_a_tensor_between_others_of_its_kind(name):
             assert all_of(*tensors) == tuple(size + s for size, _, _, s in expected)
 
 
-@pytest.mark.parametrize("name", [*OF_ANOTHER_KIND, *REFUSED])
+@pytest.mark.parametrize("name", OF_ANOTHER_KIND)
 def test_a_tensor_between_others_that_are_not_alike(name):
-    one = (OF_ANOTHER_KIND | REFUSED)[name]()
-    for tensors in list(between(one))[:: 3 if name in OF_ANOTHER_KIND else 1]:
-        with pytest.raises(BufferError if name in REFUSED else TypeError):
+    for tensors in list(between(OF_ANOTHER_KIND[name]()))[::3]:
+        with pytest.raises(TypeError):
             each_of(tensors)
-        if name in REFUSED:
-            with pytest.raises(BufferError):
-                all_of(*tensors)
-        else:
-            assert all_of(*tensors) == tuple(tensor.numel() + tensor.sum().item() for tensor in tensors)
+        assert all_of(*tensors) == tuple(tensor.numel() + tensor.sum().item() for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_tensor_between_others_that_is_refused(name):
+    for tensors in between(REFUSED[name]()):
+        with references_kept(*tensors), pytest.raises(BufferError, match=r"argument 'tensors' \(position 0\)"):
+            each_of(tensors)
+        with pytest.raises(BufferError):
+            all_of(*tensors)
 
 
 def test_an_unaligned_tensor_between_others_makes_an_unaligned_list():
@@ -486,7 +457,6 @@ def test_many_tensors_of_one_kind(ndim):
                 assert each_of(given) == [told(tensor) for tensor in given]
 
 
-# ---- all of PyTorch's tests, by the exchange table -----------------------------------------------------------------
 FILES = (
     "pytorch/test_torch", "pytorch/test_torch_storages", "pytorch/test_torch_views", "pytorch/test_truth_table",
     "exchange/test_storage", "exchange/test_escape", "calls/test_lists", "calls/test_bound",
