@@ -5,7 +5,7 @@ import ctypes
 import functools
 
 import numpy as np
-from cuda_tensors import _kept, _Tensor, first_stream
+from cuda_tensors import DeviceTensor, _kept, _Tensor, first_stream
 
 from fastexchange import fast_args
 from fastexchange._abi import ffi
@@ -67,6 +67,11 @@ class Interface:
             "typestr": tensor.dtype.str, "shape": tensor.shape, "strides": tensor.strides if tensor.has_strides else None,
             "data": (tensor.data, bool(tensor._managed.flags)), "version": 3,
         }  # fmt: skip
+
+
+def tensor(package, shape=(3,), dtype="float32", strides=None, cls=DeviceTensor, **options):
+    """A tensor on device 0."""
+    return cls(shape, dtype, strides, data=address(package), **options)
 
 
 def device_array(package, tensor):
