@@ -13,7 +13,13 @@ from test_dependencies import digest
 from fastexchange.ground.numba_extensions import conversions, extensions
 
 TYPE = """
-from numba import types
+import sys
+from numba import extending, types
+from numba.core import imputils, rewrites
+from numba.core.registry import cpu_target
+from numba.core.typing import templates
+from numba.extending import register_model
+
 class Kind(types.Type):
     def __init__(self): super().__init__("kind of the test")
 class Object: pass
@@ -41,23 +47,19 @@ REGISTERED = {
     "a global": "def stub(x): pass\nsys.modules[__name__].stub = stub\n@templates.infer_global(stub)\n"
     "class Zork(templates.AbstractTemplate):\n  def generic(self, args, kws): return LIMIT",
     "an overloaded attribute": "@extending.overload_attribute(Kind, 'zork')\ndef zork(x): return lambda x: LIMIT",
+    "an overloaded method": "@extending.overload_method(types.Float, 'zork')\ndef zork(x): return lambda x: x + LIMIT",
     "an intrinsic": "@extending.intrinsic\ndef zork(context, x): return LIMIT",
     "a rewrite": "@rewrites.register_rewrite('before-inference')\nclass Zork(rewrites.Rewrite):\n"
     "  def match(self, *given): return not LIMIT",
     "a registry of one's own": "mine = imputils.Registry('mine')\n@mine.lower('zork', Kind)\n"
     "def lowered(context, builder, sig, args): return LIMIT\ncpu_target.target_context.install_registry(mine)",
 }
-IMPORTS = "import sys\nfrom numba import extending\nfrom numba.core import imputils, rewrites\n"
-IMPORTS += "from numba.extending import register_model\n"
-IMPORTS += "from numba.core.registry import cpu_target\nfrom numba.core.typing import templates\n"
-
-
 @pytest.mark.parametrize("what", REGISTERED)
 def test_what_is_registered(what, tmp_path, monkeypatch):
     """In a module of its own, with a value that its functions name."""
     monkeypatch.syspath_prepend(tmp_path)
     name = f"extension_{list(REGISTERED).index(what)}_of_the_test"
-    (tmp_path / f"{name}.py").write_text(TYPE + IMPORTS + REGISTERED[what])
+    (tmp_path / f"{name}.py").write_text(TYPE + REGISTERED[what])
     importlib.invalidate_caches()
     before = digest(1)
     module = importlib.import_module(name)
@@ -91,27 +93,15 @@ def test_wrappers_of_attributes_and_conversions():
 
 def test_what_numba_registers_itself():
     """What an intrinsic returns, what calls an overloaded attribute, a jitclass's type: keys before and after are the same."""
-
-    class Kind(types.Type):
-        def __init__(self):
-            super().__init__("kind with an attribute of the test")
-
+    Kind = type("Kind", (types.Opaque,), {})
     register_model(Kind)(models.OpaqueModel)
-
-    @overload_attribute(Kind, "zork")
-    def zork(x):
-        return lambda x: 40
+    overload_attribute(Kind, "zork")(lambda x: lambda x: 40)
 
     @intrinsic
     def new(_typing_context):
-        return Kind()(), lambda context, *_: context.get_dummy_value()
+        return Kind("kind with an attribute of the test")(), lambda context, *_: context.get_dummy_value()
 
     before = digest(1)
     assert numba.njit(lambda: new().zork)() == 40
-
-    @numba.experimental.jitclass([("x", types.int64)])
-    class Made:
-        def __init__(self):
-            self.x = 1
-
-    assert isinstance(Made, type) and digest(1) == before
+    made = numba.experimental.jitclass([("x", types.int64)])(type("Made", (), {"__init__": lambda self: None}))
+    assert isinstance(made, type) and digest(1) == before

@@ -10,10 +10,12 @@ import numba
 import numpy as np
 import pytest
 from forked import fork_python
+from interpreter import copy_native_code
 from numba.core.errors import NumbaWarning
 
 from fastexchange import fast_args
 from fastexchange.calls.kernel_cache import Entries
+from fastexchange.ground.cfunction import code_cache
 from fastexchange.ground.disk_cache import CacheFolder
 
 
@@ -100,9 +102,16 @@ CALLS = [
 """
 
 
+def files(directory: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
+
+
 def test_a_second_process_compiles_neither_kernels_nor_what_calls_them(tmp_path):
-    """What is precompiled is all that calls of each want. Entries are beside the file, by default."""
+    """What is precompiled is all that calls of each want; calls write nothing. Another kernel shares what is common."""
     (tmp_path / "module_of_the_test.py").write_text(RESULTS)
+    cache = tmp_path / "cache"
+    if code_cache.directory is not None:  # it has most of what the first one needs
+        copy_native_code(cache)
     code = """
         del code_cache.folders  # there is another now
         code_cache._libraries.clear()
@@ -119,12 +128,19 @@ def test_a_second_process_compiles_neither_kernels_nor_what_calls_them(tmp_path)
             else:
                 assert all((got.tolist() if type(got) is np.ndarray else got) == expected for got in results), results[0]
         misses = sum(sum(each.stats.cache_misses.values()) for each in KERNELS)
-        print(hits(*KERNELS), misses, entries_made)
+        before = code_cache.misses
+        if sys.argv[2] == "another":
+            another = fast_args(lambda b, c, d: None)
+            another(1.5, x, x), another(1.5, x, x)
+        print(hits(*KERNELS), misses, entries_made, code_cache.misses - before)
         """
-    for what, expected in (("precompile", ["0", "12"]), ("call", ["12", "0", "0"])):
-        words = run(tmp_path, code, what, NUMBA_CACHE_DIR="").stdout.split()
+    found = {}
+    for what, expected in (("precompile", ["0", "12"]), ("call", ["12", "0", "0"]), ("another", ["12", "0", "0"])):
+        words = run(tmp_path, code, what, NUMBA_CACHE_DIR=str(cache)).stdout.split()
         assert words[: len(expected)] == expected, what
-    assert {entry.parent for entry in tmp_path.rglob("*.entry")} == {tmp_path / "__pycache__" / "fastexchange"}
+        assert what != "call" or files(cache) == found, "it wrote to the cache"
+        found = files(cache)
+    assert int(words[-1]) <= 3, "more than the entry of this kernel was compiled"
 
 
 MODULE = r'''
@@ -187,27 +203,28 @@ def module(tmp_path) -> Path:
     return tmp_path
 
 
-def compile_apart(module: Path, make: str, decorate: str) -> None:
-    """Compile two kernels of one name, which give 2 and 3, in a process each."""
+@pytest.mark.parametrize(("make", "decorate"), [
+    ("scaled", "fast_args(cache=True)"), ("scaled", "numba.njit(cache=True)"),
+    pytest.param("scaled_at_length", "numba.njit(cache=True)", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_namesakes_that_were_compiled_in_different_processes(module, make, decorate):
+    """Numba gives them the same symbols, by which LLVM finds functions: ours are mended, of others one is called by Numba."""
     for factor in (2, 3):
         run(module, f"assert called({make}({factor}.0, {decorate})) == {factor}")
-
-
-@pytest.mark.parametrize("decorate", ["fast_args(cache=True)", "numba.njit(cache=True)"])
-def test_namesakes_that_were_compiled_in_different_processes(module, decorate):
-    """Numba gives them the same symbols, by which LLVM finds functions: ours are mended, of others one is called by Numba."""
-    compile_apart(module, "scaled", decorate)
     code = f"""
-        loaded = [scaled(factor, {decorate}) for factor in (2.0, 3.0)]
+        loaded = [{make}(factor, {decorate}) for factor in (2.0, 3.0)]
         for each in loaded:
             each(x, y)
         one, other = (each.overloads[each.signatures[0]].fndesc.llvm_func_name for each in loaded)
         is_numbas = one == other
         two, three = map(fast_args, loaded)
         assert {{(called(two), called(three)) for _ in range(4)}} == {{(2, 3)}} and three.counts().fast >= 3
-        y[:] = 0
-        three.bind(x, y)()
-        print(hits(*loaded), is_numbas, int(y[0]))
+        bound = []
+        for each in (two, three):
+            y[:] = 0
+            each.bind(x, y)()
+            bound.append(int(y[0]))
+        print(hits(*loaded), is_numbas, *bound)
         if not is_numbas:
             both = numba.njit(lambda x, y, z: (two(x, y), three(x, z)))
             z = np.zeros(3)
@@ -215,22 +232,7 @@ def test_namesakes_that_were_compiled_in_different_processes(module, decorate):
             print(int(y[0]), int(z[0]))
         """
     is_numbas = decorate.startswith("numba")
-    assert words_of(module, code) == (["2", "True", "3"] if is_numbas else ["2", "False", "3", "2", "3"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", ["scaled", "scaled_at_length"])
-def test_launches_bound_to_kernels_of_one_name(module, make):
-    compile_apart(module, make, "numba.njit(cache=True)")
-    code = f"""
-        for factor in (2.0, 3.0):
-            kernel = fast_args({make}(factor, numba.njit(cache=True)))
-            kernel(x, y)
-            y[:] = 0
-            kernel.bind(x, y)()
-            print(int(y[0]))
-        """
-    assert words_of(module, code) == ["2", "3"]
+    assert words_of(module, code) == (["2", "True", "2", "3"] if is_numbas else ["2", "False", "2", "3", "2", "3"])
 
 
 @pytest.mark.slow
@@ -393,36 +395,28 @@ def test_kernels_are_not_kept_where_others_can_write_or_nobody(module):
     assert names["kernel"](1) == 2
 
 
-ARGUMENTS = np.ones(3), 2
-
-
 def product(x, y):
     return x * y
 
 
-def how(kernel) -> str:
-    outcome = kernel.explain(*ARGUMENTS).outcome
-    return outcome.removeprefix("new: the next such call ").removesuffix(" it")
-
-
-def test_code_that_is_compiled_is_explained():
-    kernel = fast_args(product)
-    kernel.precompile("(float64[::1], int64)")
-    assert how(kernel) == "finds compiled code, and takes"
-
-
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_code_on_disk_is_explained(tmp_path, monkeypatch, is_kept):
+def test_code_that_is_at_hand_is_explained(tmp_path, monkeypatch, is_kept):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    first = fast_args(product, cache=is_kept)
-    assert how(first) == "compiles"
-    first(*ARGUMENTS)
-    assert first.explain(*ARGUMENTS).kind == "native"
+    arguments = np.ones(3), 2
+
+    def how(kernel) -> str:
+        return kernel.explain(*arguments).outcome.removeprefix("new: the next such call ").removesuffix(" it")
+
+    first, precompiled = fast_args(product, cache=is_kept), fast_args(product)
+    precompiled.precompile("(float64[::1], int64)")
+    assert [how(first), how(precompiled)] == ["compiles", "finds compiled code, and takes"]
+    first(*arguments)
+    assert first.explain(*arguments).kind == "native"
     second = fast_args(product, cache=is_kept)
-    assert how(second) == ("loads" if is_kept else "compiles") and second.explain(*ARGUMENTS).kind == "new"
+    assert how(second) == ("loads" if is_kept else "compiles") and second.explain(*arguments).kind == "new"
     assert not second.overloads and not second.stats.cache_hits and not second.stats.cache_misses
-    second(*ARGUMENTS)
+    second(*arguments)
     assert sum(second.stats.cache_hits.values()) == is_kept
-    for file in (file for file in tmp_path.rglob("*") if file.is_file()):
+    for file in files(tmp_path):
         file.write_bytes(file.read_bytes()[:-1])  # is not believed
     assert how(fast_args(product, cache=is_kept)) == "compiles"

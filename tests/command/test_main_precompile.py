@@ -238,10 +238,8 @@ NO_SIGNATURES = [
 
 @pytest.mark.parametrize("numba_type", WITH_A_TEXT)
 def test_types_as_text(numba_type):
-    text = text_of((numba_type, types.int8))
-    assert text is not None and sigutils.normalize_signature(text)[0] == (numba_type, types.int8)
-    assert sigutils.normalize_signature(text_of((numba_type,)))[0] == (numba_type,) and text_of(()) == "()"
-    assert types_in(text) == (numba_type, types.int8) and types_in("()") == ()
+    for given in ((numba_type, types.int8), (numba_type,), ()):
+        assert types_in(text_of(given)) == sigutils.normalize_signature(text_of(given))[0] == given
 
 
 @pytest.mark.parametrize("text", NO_SIGNATURES)

@@ -195,6 +195,8 @@ ACCELERATED = {
     "a room of this package first": "import fastexchange.dispatch.structs\nimport numba",
     "looked for first": "import importlib.util as u\nu.find_spec('numba'), u.find_spec('fastexchange.api')\nimport numba",
     "in a thread": "import threading as t\nx = t.Thread(target=__import__, args=('fastexchange.api',))\nx.start()\nx.join()\nimport numba",
+    "settings that Numba reads when it is imported": "import os\nos.environ['NUMBA_NUM_THREADS'] = '1'\nimport numba\n"
+    "assert numba.config.NUMBA_NUM_THREADS == 1 and type(numba.__spec__.loader).__name__ == 'SourceFileLoader'",
 }
 
 

@@ -10,6 +10,7 @@ import weakref
 import numba
 import numpy as np
 import pytest
+from children import accelerating
 from forked import fork_python, needs_fork
 from frameworks import torch
 from llvmlite import ir
@@ -19,9 +20,9 @@ from numba.core.datamodel.models import PrimitiveModel
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaWarning
 from numba.core.registry import CPUDispatcher
-from numba.extending import intrinsic, overload, register_model, typeof_impl, unbox
+from numba.extending import intrinsic, register_model, typeof_impl, unbox
 
-from fastexchange import FastKernel, accelerate, decelerate, fast_args
+from fastexchange import FastKernel, accelerate, fast_args
 from fastexchange.dispatch.boxing import is_plain
 from fastexchange.ground.disk_cache import FOLDER
 
@@ -29,11 +30,8 @@ from fastexchange.ground.disk_cache import FOLDER
 def both(function, *signature, **options):
     """Numba's dispatcher of a function, with options of ``numba.jit``, and the accelerated one."""
     plain = numba.jit(*signature, **options)(function)
-    accelerate()
-    try:
+    with accelerating():
         return plain, numba.jit(*signature, **options)(function)
-    finally:
-        decelerate()
 
 
 def accelerated(function, *signature, **options):
@@ -125,11 +123,8 @@ def test_other_errors():
 def test_decorators_make_what_is_accelerated_meanwhile():
     tensor = torch.ones(3) if torch is not None else np.ones(3)
     accelerate()
-    accelerate()
-    try:
+    with accelerating():
         made = numba.njit(total), numba.jit(nogil=True)(total), numba.njit("float64(float64[:])")(total)
-    finally:
-        decelerate()
     for kernel in made:
         assert isinstance(kernel, FastKernel) and type(kernel) is type(made[0])
         assert kernel(np.ones(3)) == kernel(np.ones(3)) == 3.0
@@ -278,8 +273,7 @@ def test_code_of_functions_whose_variables_have_types_is_kept(cache):
 
 def test_the_class_is_the_one_that_programs_find():
     plain, function = both(add)
-    accelerate()
-    try:
+    with accelerating():
         found = registry.CPUDispatcher
         assert type(function) is found and type(numba.jit(add)) is found
         assert isinstance(plain, found) and issubclass(CPUDispatcher, found)
@@ -289,8 +283,6 @@ def test_the_class_is_the_one_that_programs_find():
             pass
 
         assert not isinstance(function, Own) and isinstance(Own(add), found) and Own(add)(1, 2) == 3
-    finally:
-        decelerate()
     assert registry.CPUDispatcher is target_extension.CPUDispatcher is CPUDispatcher
     assert str(type(function)) == str(type(plain)) and type(function).__name__ == "CPUDispatcher"
     assert str(function) == str(plain) and repr(function) == repr(plain)
@@ -307,15 +299,12 @@ def test_functions_are_pickled_accelerated_or_not():
     plain, function = both(add)
     pickled, before = pickle.dumps(function), pickle.dumps(plain)
     assert pickle.loads(pickled) is function
-    accelerate()
-    try:
+    with accelerating():
         meanwhile = pickle.dumps(plain)
         assert pickle.loads(before) is pickle.loads(meanwhile) is plain
         in_object_mode = numba.jit(forceobj=True)(add)
         assert pickle.loads(pickle.dumps(in_object_mode)) is in_object_mode
         assert pickle.loads(pickle.dumps(CPUDispatcher)) is CPUDispatcher
-    finally:
-        decelerate()
     assert pickle.dumps(plain) == before
     for sent, first, base in (
         (pickled, "pass", "FastKernel"), (before, "fastexchange.accelerate()", "FastKernel"),
@@ -413,45 +402,34 @@ class Celsius(Dunder):
 class Readings(np.ndarray):
     """An array to NumPy, the number of its elements to Numba."""
 
-    number = property(lambda self: self.size)
+    number = property(lambda self: float(self.size))
 
 
 class _NumberType(types.Type):
-    def __init__(self, cls: type, of: types.Number):
-        self.of = of
-        super().__init__(name=cls.__name__)
+    pass
 
 
-for _cls, _type in ((Celsius, _NumberType(Celsius, types.float64)), (Readings, _NumberType(Readings, types.int64))):
-    typeof_impl.register(_cls)(lambda value, context, numba_type=_type: numba_type)
+for _cls in (Celsius, Readings):
+    typeof_impl.register(_cls)(lambda value, context, name=_cls.__name__: _NumberType(name))
 
 
 @register_model(_NumberType)
 class _NumberModel(PrimitiveModel):
     def __init__(self, manager, numba_type):
-        super().__init__(manager, numba_type, ir.IntType(64) if numba_type.of == types.int64 else ir.DoubleType())
+        super().__init__(manager, numba_type, ir.DoubleType())
 
 
 @unbox(_NumberType)
 def _unbox_number(numba_type, value, c):
     number = c.pyapi.object_getattr_string(value, "number")
-    native = c.unbox(numba_type.of, number)
+    native = c.unbox(types.float64, number)
     c.pyapi.decref(number)
     return native
 
 
-def number_of(value):
-    """The number in it."""
-
-
-@overload(number_of)
-def _number_of(value):
-    return lambda value: _native_number(value)
-
-
 @intrinsic
-def _native_number(context, value):
-    return value.of(value), lambda context, builder, signature, arguments: arguments[0]
+def number_of(context, value):
+    return types.float64(value), lambda context, builder, signature, arguments: arguments[0]
 
 
 def number_in(x):

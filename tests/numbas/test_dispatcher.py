@@ -9,6 +9,7 @@ import pydoc
 import numba
 import numpy as np
 import pytest
+from children import accelerating
 from forked import needs_fork
 from frameworks import torch
 from interpreter import run_python
@@ -19,7 +20,7 @@ from numba.extending import intrinsic, is_jitted, overload, register_model, type
 from oracle import type_and_message
 from other_ways import run_changed
 
-from fastexchange import FastKernel, accelerate, decelerate, fast_args
+from fastexchange import FastKernel, fast_args
 
 WARM = 4
 
@@ -46,13 +47,9 @@ def test_it_is_one():
     assert copy.copy(doubled) is copy.deepcopy(doubled) is doubled
     assert str(inspect.signature(doubled)) == "(x)" and inspect.unwrap(doubled) is doubled.py_func
     assert "doubled(x)" in pydoc.plain(pydoc.render_doc(doubled))
-    wrapper = functools.wraps(doubled)(lambda *args: doubled(*args))
-    assert wrapper.__wrapped__ is doubled and wrapper(2) == 4
-
-    class Holder:
-        method = doubled
-
-    assert Holder.method(1) == 2 and Holder().method.__func__ is doubled
+    assert functools.wraps(doubled)(lambda *args: doubled(*args)).__wrapped__ is doubled
+    holder = type("Holder", (), {"method": doubled})
+    assert holder.method(1) == 2 and holder().method.__func__ is doubled
 
 
 def test_attributes():
@@ -215,19 +212,14 @@ class Marked(np.ndarray):
 
 
 class MarkedType(types.Array):
+    key = property(lambda self: (*super().key, "marked"))
+    box_type = Marked
+
     def __init__(self, dtype, ndim, layout, readonly=False, aligned=True):
         super().__init__(dtype, ndim, layout, readonly=readonly, aligned=aligned, name=f"Marked({dtype}, {ndim}, {layout})")
 
     def copy(self, dtype=None, ndim=None, layout=None, readonly=None):
         return MarkedType(dtype or self.dtype, self.ndim if ndim is None else ndim, layout or self.layout, not self.mutable)
-
-    @property
-    def key(self):
-        return *super().key, "marked"
-
-    @property
-    def box_type(self):
-        return Marked
 
 
 register_model(MarkedType)(numba.core.datamodel.models.ArrayModel)
@@ -309,21 +301,6 @@ def test_dispatchers_that_cannot_be_extended():
     assert done.stdout.startswith("False") and "another layout" in done.stdout
 
 
-RUN = "import runpy, sys; sys.argv[1:1] = ['run']; runpy.run_module('fastexchange', run_name='__main__', alter_sys=True)"
-
-
-def test_a_program_sets_what_numba_reads_when_it_is_imported(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import os, sys\nprint([name for name in ('numba', 'numpy') if name in sys.modules])\n"
-        "os.environ['NUMBA_DISABLE_JIT'], os.environ['NUMBA_NUM_THREADS'] = sys.argv[1], '1'\nimport numba\n"
-        "print(type(numba.njit(lambda x: x)).__name__, numba.config.NUMBA_NUM_THREADS, numba.__spec__.loader)\n"
-    )
-    for given, expected in (("0", "CPUDispatcher 1"), ("1", "function 1")):
-        done = run_python(RUN, str(program), given)
-        assert done.stdout.startswith(f"[]\n{expected} ") and "SourceFileLoader" in done.stdout
-
-
 def test_numbas_own_internal_functions_are_kernels_as_well():
     """Those that are compiled from now on."""
 
@@ -332,8 +309,5 @@ def test_numbas_own_internal_functions_are_kernels_as_well():
         counts = {i: i * 2 for i in range(n)}
         return sorted(items)[-1] + len(counts) + np.sort(np.array(items))[0]
 
-    accelerate()
-    try:
+    with accelerating():
         assert numba.njit(f)(4) == 7.0
-    finally:
-        decelerate()

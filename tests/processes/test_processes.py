@@ -19,6 +19,7 @@ import time
 
 import numpy as np
 import pytest
+from children import SECONDS, in_fork
 from forked import needs_fork, run_forked
 from frameworks import needs_torch, torch
 from interpreter import lines_said, run_python
@@ -30,8 +31,6 @@ from fastexchange import convert, fast_args, from_dlpack, polyfill, register_dlp
 from fastexchange.ground import once
 
 START_METHODS = [method for method in ("fork", "spawn") if method in multiprocessing.get_all_start_methods()]
-SECONDS = 60
-"""After which a child counts as stuck. Only a failure takes that long."""
 
 
 def check_everything():
@@ -56,22 +55,6 @@ def check_everything():
     assert fast_args(lambda x: x.size)(array) == 4
     if torch is not None:
         assert convert(array, torch.Tensor).tolist() == array.tolist()
-
-
-def in_fork(work) -> int:
-    """The exit code of a forked child: what `work` returns, or 0; 1 if it raises, -SIGALRM if it gets stuck."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code = 1
-    try:
-        signal.alarm(SECONDS)
-        code = work() or 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 # ---- fork ------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import traceback
 import numba
 import numpy as np
 import pytest
+from children import SECONDS, switching
 from forked import Ended, fork_python, needs_fork, run_forked
 from frameworks import needs_torch, torch
 from line_events import at_each_line
@@ -27,9 +28,7 @@ from oracle import new_kernel
 from fastexchange import convert, fast_args, from_dlpack, polyfill, register_dlpack_dtype, to_dlpack, unpolyfill
 from fastexchange.dispatch.runtime import runtime
 
-SECONDS = 60
-"""After which a thread counts as stuck. Only a failure takes that long."""
-
+assert switching  # a fixture
 Pair = collections.namedtuple("Pair", "left right")
 Exported = tabled_type("Exported", dltensor_from_py_object_no_sync=None)
 
@@ -89,15 +88,6 @@ def at_once(*works, repeated=()) -> None:
         thread.join(SECONDS)
     assert not any(thread.is_alive() for thread in threads), "a thread is stuck"
     assert not errors, "\n".join(errors)
-
-
-@pytest.fixture
-def switching():
-    """Threads take turns after a microsecond."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 # ---- many threads, one kernel ----------------------------------------------------------------------------------------
