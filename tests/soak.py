@@ -93,17 +93,16 @@ def forgetful(tensor):
 class Given:
     """An object whose ``__dlpack__`` is a function."""
 
+    __dlpack_device__ = staticmethod(lambda: (1, 0))
+
     def __init__(self, give):
         self.give = give
 
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, *, max_version=None, **options):
-        return self.give(max_version=max_version)
+    def __dlpack__(self, **options):
+        return self.give(**options)
 
 
-def interrupted(max_version):
+def interrupted(**options):
     raise KeyboardInterrupt
 
 
@@ -174,29 +173,29 @@ class Tensors:
         self.counted = [Tabled(a, ledger), exports(a, ledger)]
         self.counted += [forgetful(kind(a, ledger)) for kind in (Dunder, Legacy, Ignorant)]
         self.native = [a, self.readonly]
-        if torch is not None:
-            self.native.append(torch.from_numpy(a))
-        if tvm_ffi is not None:
-            self.native.append(tvm_ffi.from_dlpack(a))
-        self.wrapped = [Given(tensor.__dlpack__) for tensor in self.native[:3]]
-        self.buffers = [memoryview(a), stdlib_array.array("d", a), bytearray(8), b"12345678", memoryview(b"12345678")]
-        self.tensors = [*self.native, *self.counted]
-        self.often_native = [*self.native * 3, *self.counted]
-        self.writeable = [x for x in self.tensors if type(x) not in (Legacy, Ignorant) and x is not self.readonly]
         self.bad = [
             forgetful(Dunder(a, ledger, device_type=2)), Tabled(a, ledger, data=0), forgetful(Legacy(a, ledger, lanes=2)),
             forgetful(Dunder(a, ledger, version=(2, 0))), Given(interrupted), a.astype(">f8"), object(), 2**70,
         ]  # fmt: skip
+        self.targets = [np.ndarray]
         if torch is not None:
+            self.native.append(torch.from_numpy(a))
             self.bad += [torch.ones(4, requires_grad=True), torch._neg_view(torch.ones(4))]
             self.bad += [torch.ones(3, device="meta"), torch.ones(4).to_sparse()]
-        self.targets = [np.ndarray, *[torch.Tensor] * (torch is not None), *[tvm_ffi.Tensor] * (tvm_ffi is not None)]
+            self.targets.append(torch.Tensor)
+        if tvm_ffi is not None:
+            self.native.append(tvm_ffi.from_dlpack(a))
+            self.targets.append(tvm_ffi.Tensor)
+        self.wrapped = [Given(tensor.__dlpack__) for tensor in self.native[:3]]
+        self.buffers = [memoryview(a), stdlib_array.array("d", a), bytearray(8), b"12345678", memoryview(b"12345678")]
+        self.tensors = [*self.native, *self.counted]
+        self.writeable = [x for x in self.tensors if type(x) not in (Legacy, Ignorant) and x is not self.readonly]
         self.container = numba.typed.List.empty_list(numba.float64[::1])
         self.launches: list = []
 
-    def some(self, i: int, shares: int = 8):
-        """Mostly one of a framework, once in `shares` any."""
-        return of(self.native if i % shares else self.tensors, i)
+    def some(self, i: int):
+        """Mostly one of a framework, now and then any."""
+        return of(self.native if i % 8 else self.tensors, i)
 
 
 def of(things, i: int):
@@ -224,12 +223,6 @@ def bound(t, i):
         t.launches[0].rebind(z=t.array)
 
 
-def kept(t, i):
-    keep(t.container, of(t.writeable, i))
-    if i % 50 == 49:
-        t.container.clear()
-
-
 def not_binding(t, i):
     given, named = (((t.array,) * 2, {}), ((t.array,) * 4, {}), ((t.array,) * 3, {"unknown": t.array}))[i % 3]
     fails(add, *given, **named)
@@ -255,22 +248,16 @@ def conversions_refused(t, i):
     fails(call, *arguments, **options)
 
 
-def capsules_dropped(t, i):
-    tensor = of(t.tensors, i)
+def capsules(t, i):
+    tensor, take = of(t.tensors, i), (id, np.from_dlpack, scale, from_dlpack)[i % 4]
     is_readonly = tensor is t.readonly or isinstance(tensor, (Legacy, Ignorant))
-    to_dlpack(tensor, max_version=(1, 3) if is_readonly or i & 1 else None)
-
-
-def capsules_consumed(t, i):
-    consume = (np.from_dlpack, scale, from_dlpack)[i % 3]
-    made = to_dlpack(of(t.tensors, i), max_version=(1, 3))
-    consume(Given(lambda max_version: made))
+    made = to_dlpack(tensor, max_version=(1, 3) if is_readonly or i & 4 or take is not id else None)
+    take(Given(lambda **options: made))
 
 
 def explained(t, i):
-    tensor = of(t.tensors, i)
-    add.explain(tensor, t.array, t.bad[i % 4])
-    explain(tensor)
+    add.explain(of(t.tensors, i), t.array, t.bad[i % 4])
+    explain(of(t.tensors, i))
 
 
 def nested(t, i):
@@ -278,28 +265,22 @@ def nested(t, i):
     nest((one, (2.5, other)), Pair(other, one))
 
 
-def listed(t, i):
-    total(t.writeable[i % len(t.writeable) :] if i % 50 else t.writeable * 10, ([t.array] * (1 + i % 2), i))
-
-
 WAYS = (
-    ("three arrays of NumPy", 240_000, lambda t, i: add(t.array, t.array, t.array)),
-    ("three tensors of PyTorch", 200_000, lambda t, i: add(t.native[2], t.native[2], t.native[2])),
-    ("three of any framework", 80_000, lambda t, i: add(of(t.native, i), of(t.native, i // len(t.native)), of(t.native, i // 7))),
+    ("three of any framework", 520_000, lambda t, i: add(*(of(t.native, i // step) for step in (1, len(t.native), 7)))),
     ("keywords and defaults", 90_000, lambda t, i: scale(x=t.array, by=3.0) if i & 1 else scale(t.native[-1], check=False)),
     ("scalars, tuples, None", 80_000, lambda t, i: numbers(i, 2.5, (1, (i, 1j)), None)),
     ("buffers", 40_000, lambda t, i: scale(of(t.buffers, i))),
     ("exchange tables in Python, owning exports", 15_000, lambda t, i: scale(of(t.counted, i))),
     ("__dlpack__ of NumPy and of PyTorch, wrapped", 10_000, lambda t, i: scale(of(t.wrapped, i))),
-    ("nogil", 30_000, lambda t, i: add_unlocked(t.array, of(t.often_native, i), of(t.often_native, i))),
+    ("nogil", 30_000, lambda t, i: add_unlocked(t.array, t.some(i), t.some(i // 2))),
     ("parallel", 2_000, lambda t, i: add_parallel(of(t.tensors, i))),
-    ("arrays returned, and views of them", 50_000, lambda t, i: (itself, tail)[i & 1](t.some(i // 2, 4))),
+    ("arrays returned, and views of them", 50_000, lambda t, i: (itself, tail)[i & 1](t.some(i // 2))),
     ("results in tuples, new arrays, text", 20_000, lambda t, i: several(t.some(i), t.array)),
     ("results that PyTorch has no tensors for", 1_000, lambda t, i: fails(backwards, t.native[2])),
-    ("views kept in a list", 15_000, kept),
+    ("views kept in a list", 15_000, lambda t, i: (keep(t.container, of(t.writeable, i)), i % 50 or t.container.clear())),
     ("bound launches", 50_000, bound),
     ("tuples and named tuples", 15_000, nested),
-    ("lists", 20_000, listed),
+    ("lists", 20_000, lambda t, i: total(t.writeable[i % 5 :] * (1 if i % 50 else 9), ([t.array] * (1 + i % 2), i))),
     ("lists that the kernel changes", 10_000, lists_changed),
     ("lists refused", 1_000, lambda t, i: fails(total, [*t.tensors, t.bad[i % 6] if i & 1 else other_shape], ([t.array], 1))),
     ("declared outputs", 14_000, doubled_in_turn),
@@ -312,8 +293,7 @@ WAYS = (
     ("compile errors of new kernels", 100, lambda t, i: fails(fast_args(lambda x: x.no_such_attribute), of(t.tensors, i))),
     ("conversions", 10_000, converted),
     ("conversions refused", 3_000, conversions_refused),
-    ("capsules dropped", 3_000, capsules_dropped),
-    ("capsules consumed", 3_000, capsules_consumed),
+    ("capsules dropped and consumed", 6_000, capsules),
     ("explanations", 900, explained),
 )
 
@@ -332,7 +312,7 @@ def soak_calls(total: int) -> list[str]:
     tensors = Tensors()
     ways = [way for way in WAYS if torch is not None or "PyTorch" not in way[0]]
     whole = sum(share for _, share, _ in ways)
-    counts = {name: [0, 0.0, 0, 0] for name, _, _ in ways}  # calls, seconds, blocks, resident bytes
+    counts = {name: np.zeros(4) for name, _, _ in ways}  # calls, seconds, blocks, KiB
     began, before = time.perf_counter(), None
 
     def work(call, times: int) -> None:
@@ -354,15 +334,14 @@ def soak_calls(total: int) -> list[str]:
             work(call, times)
             seconds = time.perf_counter() - start
             gc.collect()
-            grown = sys.getallocatedblocks() - blocks, resident() - bytes_
-            grown = grown if index >= WARM_ROUNDS else (0, 0)
-            counts[name] = [count + more for count, more in zip(counts[name], (times, seconds, *grown), strict=True)]
+            grown = sys.getallocatedblocks() - blocks, (resident() - bytes_) / 1024
+            counts[name] += (times, seconds, *(grown if index >= WARM_ROUNDS else (0, 0)))
     after = measured()
     gc.unfreeze()
     print(f"\n{'path':<46}{'calls':>12}{'seconds':>9}{'blocks':>9}{'KiB':>9}")
-    for name, (calls, seconds, blocks, bytes_) in counts.items():
-        print(f"{name:<46}{calls:>12,}{seconds:>9.1f}{blocks:>9,}{bytes_ // 1024:>9,}")
-    print(f"{sum(calls for calls, *_ in counts.values()):,} calls in {time.perf_counter() - began:.0f} s")
+    for name, (calls, seconds, blocks, kibs) in counts.items():
+        print(f"{name:<46}{calls:>12,.0f}{seconds:>9.1f}{blocks:>9,.0f}{kibs:>9,.0f}")
+    print(f"{sum(count[0] for count in counts.values()):,.0f} calls in {time.perf_counter() - began:.0f} s")
     return came_of(before, after, tensors.ledger)
 
 
@@ -460,13 +439,11 @@ def soak_types(total: int, seed: int = 0) -> list[str]:
         if made >= warm and before is None:
             before = measured()
         alive = []
-        for _ in range(BATCH):
-            name = generator.choice(names)
+        for name in generator.choices(names, k=BATCH):
             tensor, want = made_by(name, generator.randrange(1000))
             kind, address = f"{name} {want!r}", id(type(tensor))
-            if address in last_kind:
-                reused += 1
-                by_others += last_kind[address] != kind
+            reused += address in last_kind
+            by_others += last_kind.get(address, kind) != kind
             last_kind[address] = kind
             alive.append((tensor, want, kind))
         made += BATCH
@@ -479,9 +456,8 @@ def soak_types(total: int, seed: int = 0) -> list[str]:
                 problems.append(f"{wrong} in a new type's tensor, {kind}")
         del tensor, alive
         gc.collect()
-        if generator.random() < 0.1:
-            last = generator.choice(_ANSWERS)
-            assert first(last) == last[0]
+        last = generator.choice(_ANSWERS)
+        assert first(last) == last[0]
     after = measured()
     gc.unfreeze()
     if len(runtime().entries) > known + 8:

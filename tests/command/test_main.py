@@ -105,12 +105,6 @@ def test_unknown_or_missing_arguments(arguments, words):
     assert done.stderr.startswith(("usage: python -m fastexchange", "python -m fastexchange run: "))
 
 
-def test_a_module_behind_the_separator(tmp_path):
-    # `run` also makes Numba's decorators make kernels, in this process.
-    done = run_here("record", "-o", tmp_path / "x.json", "--", "-m", "no_such_module")
-    assert str(done.returncode).endswith("No module named no_such_module") and not (tmp_path / "x.json").exists()
-
-
 @pytest.mark.parametrize("command", ["", "bench", "doctor", "explain", "run", "record", "precompile", "compare"])
 def test_help(command):
     done = run_here(*command.split(), "--help")

@@ -10,7 +10,6 @@ import re
 import signal
 import sys
 import time
-import timeit
 import traceback
 import warnings
 import weakref
@@ -115,14 +114,6 @@ def test_what_a_producer_burns_is_its_arguments():
         assert part.median - of_base.median == pytest.approx(burned, rel=0.15)
     assert cost.own.median < 0.15 * burned and abs(found.alone.median) < 0.15 * found.overhead.median
     assert all(abs(other.total.median) < 0.15 * burned and other.producer is None for other in (first, last))
-
-
-@eventually
-@pytest.mark.parametrize(("kernel", "x", "number"), [(sleep, 3000, 3), (fast_args(lambda x: np.zeros(x).sum()), 1000, 1000)])
-def test_totals_agree_with_timeit(kernel, x, number):
-    report, x = steady(kernel, np.uint32(x)), np.uint32(x)
-    theirs = min(timeit.repeat("kernel(x)", globals={"kernel": kernel, "x": x}, number=number, repeat=50)) / number
-    assert report.total.median == pytest.approx(1e9 * theirs, rel=0.15) and report.alone.median > 0.5 * report.total.median
 
 
 # ---- parts, paths, results and alternatives --------------------------------------------------------------------------

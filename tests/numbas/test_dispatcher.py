@@ -71,19 +71,6 @@ def test_attributes():
     assert kernel.get_overload((int64, int64)) is kernel.overloads[int64, int64].entry_point
 
 
-def test_calls_by_other_kernels_and_by_itself():
-    def calls(x):
-        return doubled(x) + 1
-
-    @fast_args
-    def factorial(n):
-        return 1 if n < 2 else n * factorial(n - 1)
-
-    plain, kernel = numba.njit(calls), fast_args(calls)
-    assert plain(3) == kernel(3) == 7 and plain(1.5) == kernel(1.5) == 4.0
-    assert [factorial(5), factorial(5)] == [120, 120]
-
-
 @pytest.mark.parametrize("inline", ["always", lambda expression, caller, callee: True])
 def test_what_is_inlined_has_no_code_of_its_own(inline):
     inner = fast_args(inline=inline)(lambda x: x + 1)
@@ -118,24 +105,6 @@ def test_ufuncs_callbacks_stencils_and_overloads():
 
     overload(thrice)(lambda x: fast_args(lambda x: 3 * x).py_func)
     assert fast_args(lambda x: thrice(x))(2) == 6
-
-
-@pytest.mark.slow
-def test_sorting_keys():
-    items = numba.typed.List([1, 3, 2])
-    items.sort(key=fast_args(lambda x: -x))
-    assert list(items) == [3, 2, 1]
-
-
-def test_what_is_compiled_anew_is_called():
-    names: dict = {"factor": 2}
-    exec("def kernel(x): return factor * x", names)
-    kernel = fast_args(names["kernel"])
-    assert [kernel(2.0) for _ in range(WARM)] == [4.0] * WARM
-    names["factor"] = 3
-    assert kernel(2.0) == 4.0
-    kernel.recompile()
-    assert [kernel(2.0) for _ in range(WARM)] == [6.0] * WARM
 
 
 def test_compilation_that_is_disabled_and_code_that_is_added():

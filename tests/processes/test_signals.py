@@ -16,12 +16,11 @@ import time
 import numba
 import numpy as np
 import pytest
-from children import in_fork
-from forked import fork_python, needs_fork
 from frameworks import torch
 from line_events import at_each_instruction, at_each_line
 from made_producers import Dunder, Ledger, Legacy, Tabled, _strays, tabled_type
 from numba import types
+from numba.core import event
 from oracle import new_kernel, references_kept, seen_type
 
 from fastexchange import fast_args
@@ -390,80 +389,35 @@ def test_ctrl_c_while_a_kernel_is_typed(kind):
         tensor.ledger.check(tensor.ledger.made)
 
 
-def interrupt_compilations(times: int) -> None:
-    """Ctrl-C from another thread, at ever later moments of a compilation, each in a fork of this process."""
-    dispatchers = iter([numba.njit(lambda a, x, n=n: a * n + x.sum()) for n in range(times + 2)])
-    for _ in range(2):
-        start = time.perf_counter()
-        fast_args(next(dispatchers))(1.0, Dunder(np.arange(4.0)))
-        seconds = time.perf_counter() - start
-    codes = [in_fork(lambda d=d, n=n: interrupt_one(d, seconds * n / times)) for n, d in enumerate(dispatchers)]
-    assert {*codes} <= {0, 10, -signal.SIGSEGV, -signal.SIGABRT}, codes
-    # llvmlite itself crashes, under plain @njit too, where Ctrl-C comes between the making of an object and its owner.
-    assert codes.count(0) + codes.count(10) >= 0.6 * times and codes.count(0) >= times / 4, codes
+class Interrupts(event.Listener):
+    """Ctrl-C at one of the events of which Numba tells, as it compiles; `at`: which of them."""
 
+    def __init__(self, at: int):
+        self.at, self.count = at, 0
 
-def interrupt_one(dispatcher, delay: float) -> int:
-    """0 if the call was interrupted, 10 if the signal came too late; in any case the next calls were right."""
-    kernel, tensor = fast_args(dispatcher), Dunder(np.arange(4.0))
-    thread = threading.Thread(target=lambda: [time.sleep(delay), os.kill(os.getpid(), signal.SIGINT)])
-    is_interrupted = False
-    try:
-        thread.start()
-        kernel(1.0, tensor)
-    except KeyboardInterrupt as error:
-        is_interrupted, error.__traceback__ = True, None
-    with contextlib.suppress(KeyboardInterrupt):
-        thread.join()
-        time.sleep(0)
-    result = kernel(1.0, tensor)
-    assert [kernel(1.0, tensor) for _ in range(4)] == [result] * 4 and kernel.counts().fast >= 4, kernel.counts()
-    assert fast_args(lambda x: x.size)(tensor) == 4  # Numba's lock is free
-    gc.collect()
-    tensor.ledger.check(tensor.ledger.made)
-    return 0 if is_interrupted else 10
+    def on_start(self, happened):
+        self.count += 1
+        if self.count == self.at:
+            signal.raise_signal(signal.SIGINT)
+
+    on_end = on_start
 
 
 @pytest.mark.slow
-@needs_fork
 def test_ctrl_c_while_a_kernel_is_compiled():
-    fork_python("from test_signals import interrupt_compilations; interrupt_compilations(6)")
+    """At the beginning or the end of every fourth pass, and while locks are taken: the next calls compile, and are right."""
+    kinds, tensor = ("numba:run_pass", "numba:compiler_lock", "numba:llvm_lock"), Dunder(np.arange(4.0))
 
+    def compiled_anew(at: int):
+        kernel, interrupts = fast_args(numba.njit(lambda a, x: a + x.sum())), Interrupts(at)
+        with contextlib.ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(event.install_listener(kind, interrupts))
+            end = end_of(kernel, 1.0, tensor)
+        assert [kernel(1.0, tensor) for _ in range(4)] == [7.0] * 4 and kernel.counts().fast >= 3, at
+        return end, interrupts.count
 
-def endless(times: int) -> None:
-    """A program in an endless loop of calls, which another process ends, again and again."""
-    array = np.arange(100.0)
-
-    class Wrapped:
-        __dlpack_device__ = staticmethod(lambda: (1, 0))
-
-        def __init__(self, array):
-            self.__dlpack__ = array.__dlpack__
-
-    total, part = fast_args(lambda x: x.sum()), fast_args(lambda x: x[1:])
-    tensors = [array, Wrapped(array), Wrapped(array[::2].repeat(2))]
-    for tensor in tensors * 4:
-        total(tensor), part(tensor)
-    tensor = None
-    before = sys.getrefcount(array)
-    for _ in range(times):
-        other = os.fork()
-        if not other:
-            time.sleep(0.05)
-            os.kill(os.getppid(), signal.SIGINT)
-            os._exit(0)
-        try:
-            while True:
-                for tensor in tensors:
-                    total(tensor), part(tensor)
-        except KeyboardInterrupt:
-            pass
-        os.waitpid(other, 0)
-        tensor = None  # which is `array`, if Ctrl-C came in its turn
-        assert [total(each) for each in tensors] == [4950.0, 4950.0, 4900.0]
-        assert sys.getrefcount(array) == before
-
-
-@needs_fork
-def test_ctrl_c_from_another_process():
-    assert not fork_python("from test_signals import endless; endless(3)").stderr
+    _, count = compiled_anew(0)
+    assert count > 40 and [compiled_anew(at)[0] for at in range(1, count, 8)] == [KeyboardInterrupt] * len(range(1, count, 8))
+    gc.collect()
+    tensor.ledger.check(tensor.ledger.made)

@@ -294,26 +294,6 @@ def set_rate(rate: int) -> None:
     RATE = rate
 
 
-@pytest.mark.usefixtures("switching")
-def test_recompiling_while_others_call(rated):
-    """Each call gives what the old code gives or what the new does; after ``recompile()`` has returned, the new."""
-    array, seen, calls = np.ones(3), set(), []
-    for tensor in (array, Dunder(array), Tabled(array)):
-        for y in (0, 0.0):
-            assert rated(tensor, y) == RATE
-            calls.append(lambda tensor=tensor, y=y: seen.add(float(rated(tensor, y))))
-
-    def recompile():
-        for rate in (2, 3, 4):
-            set_rate(rate)
-            rated.recompile()
-            assert [rated(array, 0), rated(array, 0.0)] == [rate] * 2
-
-    at_once(recompile, repeated=calls)
-    assert seen <= {1.0, 2.0, 3.0, 4.0}
-    assert rated(Tabled(array), 0) == 4
-
-
 def test_a_call_while_the_kernel_forgets_its_overloads(rated):
     """Another thread's call, between two steps of ``recompile()``: what it notes for the next call is forgotten, too."""
     array = np.ones(3)
