@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,12 +70,14 @@ def measured(monkeypatch, noise: float, kernel=add, arguments=ARGUMENTS) -> tupl
     def time_statements(statements, rounds=25, **options) -> Timings:
         generator = np.random.default_rng(0)
 
-        def made(statement, key) -> Samples:
-            cost = sum(70 if type(each) is Dunder else 10 for each in statement.names.get("a", arguments))
-            return Samples(100.0 + cost + noise * generator.standard_normal(rounds))
+        def taking(ns: float) -> Samples:
+            return Samples(ns + noise * generator.standard_normal(rounds))
 
-        calls = {key: made(statement, key) for key, statement in statements.items()}
-        calls["call"] = calls["empty"] + Samples(50.0 + noise * generator.standard_normal(rounds))
+        calls = {
+            key: taking(100.0 + sum(70 if type(each) is Dunder else 10 for each in statement.names.get("a", arguments)))
+            for key, statement in statements.items()
+        }
+        calls["call"] = calls["empty"] + taking(50.0)
         return Timings(calls, Samples(np.full(rounds, 5.0)))
 
     monkeypatch.setattr(overhead, "time_statements", time_statements)
@@ -124,10 +125,10 @@ def test_a_busy_machine_has_none(monkeypatch):
 
 
 def crafted(*costs: ArgumentCost, **parts) -> OverheadReport:
-    whole = samples(100, 1)
+    parts = dict.fromkeys(("passing", "overhead", "total"), samples(100, 1)) | parts
+    parts = {"call": samples(10, 1), "alone": samples(5, 1), "noise": samples(1, 0.01), "machine": {}} | parts
     nothing = dict.fromkeys(("keywords", "result", "result_type")) | dict.fromkeys(("alternatives", "warnings"), ())
-    given = {"call": samples(10, 1), "alone": samples(5, 1), "noise": samples(1, 0.01), "machine": {}} | nothing | parts
-    return OverheadReport("kernel", tuple(costs), passing=whole, overhead=whole, total=whole, **given)
+    return OverheadReport("kernel", costs, **nothing | parts)
 
 
 def cost(name: str, total: Samples, producer: Samples | None = None, path: str = "c-exchange") -> ArgumentCost:
@@ -147,10 +148,9 @@ def test_bars_are_what_their_colours_say():
         cost("both", samples(40, 1), samples(30, 1)), cost("ours", samples(2, 0.1)), cost("lost", samples(2, 9), samples(1, 0.1)),
         cost("whole", samples(20, 1), samples(30, 1)),  # an export alone that takes longer than in the call: no two parts
     )  # fmt: skip
-    both, ours, lost, whole, itself = pictures.bars(report)
-    assert both == [(pictures.PRODUCER, 30.0), (pictures.OWN, 10.0)]
-    assert ours == [(pictures.OWN, 2.0)] and itself == [(pictures.OWN, 10.0)]
-    assert lost == [] and whole == [(pictures.UNDIVIDED, 20.0)]
+    own = [(pictures.OWN, 2.0)], [(pictures.OWN, 10.0)]
+    both = [(pictures.PRODUCER, 30.0), (pictures.OWN, 10.0)]
+    assert [*pictures.bars(report)] == [both, own[0], [], [(pictures.UNDIVIDED, 20.0)], own[1]]
     assert "20.0" in str(report) and f"{LOST}1.0)" not in str(report).splitlines()[2]
 
 
@@ -176,12 +176,12 @@ def test_a_legend_names_the_colours_that_there_are(costs, expected):
 
 def test_a_plot_and_a_table_say_what_is_not_measurable():
     lost = samples(-1261.7, 2475.4)
-    axes, _ = plotted(replace(crafted(cost("x", samples(2, 0.1)), call=lost), alone=lost, overhead=lost))
+    axes, _ = plotted(crafted(cost("x", samples(2, 0.1)), call=lost, alone=lost, overhead=lost))
     assert [text.get_text().strip() for text in axes.texts] == ["2.0", f"{LOST}2475.4)"]
     words = "not measurable here (spread 2.48 us)"
     assert axes.get_title(loc="left") == f"kernel(): 100 ns a call, of which overhead {words}, kernel {words}"
     assert len(axes.get_yticks()) == 2 and axes.get_ylim() == (1.5, -0.5)
-    report = replace(crafted(), alternatives=(Alternative("another", samples(300, 2), ""),), passing=samples(100, 300))
+    report = crafted(alternatives=(Alternative("another", samples(300, 2), ""),), passing=samples(100, 300))
     this, another = [line for line in str(report).splitlines() if line.startswith(("another", "this call"))]
     assert LOST in this and "300.0" in another and LOST in another  # no ratio to it
 
@@ -223,8 +223,11 @@ def test_bench(monkeypatch, capsys):
     assert f"{LOST}0.000 x) with things" in bench._noise(kinds, times)
 
 
-def document(**rows: tuple[float, float]) -> dict:
+def document(measurable: float = 0.01, **rows: tuple[float, float]) -> dict:
+    """Of rows with a median and a spread; of ``fast`` the ratio to ``njit`` has the spread `measurable`."""
     results = [{"key": f"bench/{name}", "median_ns": median, "iqr_ns": spread} for name, (median, spread) in rows.items()]
+    if "njit" in rows:
+        results[0] |= {"reference": "bench/njit", "ratio": 0.2, "ratio_iqr": measurable}
     return {"machine": {}, "rounds": 5, "results": results}
 
 
@@ -238,7 +241,5 @@ def test_compare_leaves_out_what_is_not_measurable_and_files_mark_it():
     assert [move.key for move in found.moves] == ["bench/other"]
     assert found.incomparable == ["bench/fast", "bench/negative", "bench/nothing"]
     for spread, expected in ((0.5, None), (0.01, pytest.approx(1))):
-        old, new = (document(fast=(20.0, 1.0), njit=(100.0, 1.0)) for _ in range(2))
-        for made, its_spread in ((old, spread), (new, 0.01)):
-            made["results"][0] |= {"reference": "bench/njit", "ratio": 0.2, "ratio_iqr": its_spread}
+        old, new = (document(each, fast=(20.0, 1.0), njit=(100.0, 1.0)) for each in (spread, 0.01))
         assert compare(old, new).moves[0].to_reference == expected

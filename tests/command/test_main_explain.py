@@ -17,24 +17,17 @@ def add(x, y=2.0):
 
 @fast_args(out="x[n] -> out[n]")
 def twice(x, out):
-    for i in range(x.shape[0]):
-        out[i] = 2 * x[i]
-
-@numba.njit
-def plain(x):
-    return x
+    out[:] = 2 * x
 
 def function(x):
     return x
 
 class Holder:
     kernel = twice
-
 class Liar:
     __class__ = type(twice)
 
-liar = Liar()
-vector = np.ones(3)
+plain, liar, vector = numba.njit(function), Liar(), np.ones(3)
 launch = twice.bind(vector)
 for _ in range(3):
     add(vector)

@@ -39,11 +39,10 @@ def check_everything():
     tensors = [array, Dunder(array), Legacy(array), Tabled(array)]
     if torch is not None:
         tensors.append(torch.arange(4.0, dtype=torch.float64))
+        assert convert(array, torch.Tensor).tolist() == array.tolist()
     for tensor in tensors:
-        assert [total(tensor) for _ in range(4)] == [6.0] * 4
-        assert unlocked_total(tensor) == 6.0
-        assert from_dlpack(part(tensor)).tolist() == [1.0, 2.0, 3.0]
-        assert from_dlpack(tensor).tolist() == array.tolist()
+        assert [total(tensor) for _ in range(4)] == [unlocked_total(tensor)] * 4 == [6.0] * 4
+        assert from_dlpack(part(tensor)).tolist() == [1.0, 2.0, 3.0] and from_dlpack(tensor).tolist() == array.tolist()
         if hasattr(tensor, "ledger"):
             gc.collect()
             tensor.ledger.check(tensor.ledger.made)
@@ -53,8 +52,6 @@ def check_everything():
         with pytest.raises(error):
             refuses(bad)
     assert fast_args(lambda x: x.size)(array) == 4
-    if torch is not None:
-        assert convert(array, torch.Tensor).tolist() == array.tolist()
 
 
 # ---- fork ------------------------------------------------------------------------------------------------------------
@@ -114,30 +111,24 @@ def fork_while_others(work, times: int) -> None:
     """
     work()
     sys.setswitchinterval(1e-6)
-    stop, errors = threading.Event(), []
+    stop = threading.Event()
 
     def repeat():
-        try:
-            while not stop.is_set():
-                work()
-        except BaseException as error:
-            errors.append(error)
+        while not stop.is_set():
+            work()
 
     def in_the_child():
         signal.alarm(15)
         for _ in range(3):
             work()
 
-    others = [threading.Thread(target=repeat) for _ in range(2)]
-    for thread in others:
-        thread.start()
     codes: list[int] = []
-    while len(codes) < times and not any(codes):
-        codes.append(in_fork(in_the_child))
-    stop.set()
-    for thread in others:
-        thread.join()
-    assert not errors, errors
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(repeat) for _ in range(2)]
+        while len(codes) < times and not any(codes):
+            codes.append(in_fork(in_the_child))
+        stop.set()
+    assert [other.result() for other in others] == [None] * 2
     assert not any(codes), f"fork {len(codes)}: exit code {codes[-1]} (-14: stuck for ever)"
 
 
@@ -176,14 +167,12 @@ WHILE = {"learn": 12, "begin": 10, "compile_a_kernel": 4, "change_tables": 8}
 
 def fork_where_locks_are_held():
     """By the thread itself: they are its own in the child, too, and free when it has let go of them."""
-    lock, taken = once.forkable_lock(), []
+    lock = once.forkable_lock()
     with lock, global_compiler_lock:
         code = in_fork(check_everything)
     assert code == 0 and not global_compiler_lock.is_locked()
-    thread = threading.Thread(target=lambda: taken.append(lock.acquire(timeout=5)))
-    thread.start()
-    thread.join()
-    assert taken == [True]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lock.acquire, timeout=5).result()
 
 
 def fork_that_the_holder_of_a_lock_waits_for():
@@ -272,23 +261,17 @@ def pools(method: str):
     tensors = [np.full(3, float(i)) for i in range(6)]
     if torch is not None and method == "fork":
         tensors += [torch.full((3,), float(i)) for i in range(6)]
-    closure = fast_args(lambda x: x.sum() + len(tensors_of_closure))
+    held = (1, 2)
+    closure = fast_args(lambda x: x.sum() + len(held))
     with concurrent.futures.ProcessPoolExecutor(2 if method == "fork" else 1, mp_context=context) as pool:
         assert list(pool.map(total, tensors)) == [3.0 * (i % 6) for i in range(len(tensors))]
         for kernel, want in ((total, 3.0), (unlocked_total, 3.0), (part, [1.0, 1.0]), (closure, 5.0)):
-            for future in [pool.submit(call, kernel, np.ones(3)) for _ in range(3)]:
-                got, is_native, worker = future.result()
+            for got, is_native, worker in pool.map(call, [kernel] * 3, [np.ones(3)] * 3):
                 assert (got if isinstance(want, float) else got.tolist()) == want
                 assert is_native and worker != os.getpid()
-        for future in [pool.submit(refuses, -np.ones(2)) for _ in range(3)]:
-            error = future.exception()
-            assert type(error) is ValueError and error.args == ("negative", -1.0), error
-        message = str(pool.submit(total, Unexchangeable()).exception())
-        assert "'x'" in message and "position 0" in message, message
+        for argument, words in ((-np.ones(2), "('negative', -1.0)"), (Unexchangeable(), "'x' (position 0)")):
+            assert words in str(pool.submit(refuses, argument).exception())
     assert pickle.loads(pickle.dumps(total)) is total
-
-
-tensors_of_closure = (1, 2)
 
 
 def processes(method: str):

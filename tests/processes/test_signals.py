@@ -390,7 +390,7 @@ def test_ctrl_c_while_a_kernel_is_typed(kind):
 
 
 class Interrupts(event.Listener):
-    """Ctrl-C at one of the events of which Numba tells, as it compiles; `at`: which of them."""
+    """Ctrl-C at the beginning of one of the passes of Numba's compiler; `at`: which of them."""
 
     def __init__(self, at: int):
         self.at, self.count = at, 0
@@ -400,24 +400,23 @@ class Interrupts(event.Listener):
         if self.count == self.at:
             signal.raise_signal(signal.SIGINT)
 
-    on_end = on_start
+    def on_end(self, happened):
+        pass
 
 
 @pytest.mark.slow
 def test_ctrl_c_while_a_kernel_is_compiled():
-    """At the beginning or the end of every fourth pass, and while locks are taken: the next calls compile, and are right."""
-    kinds, tensor = ("numba:run_pass", "numba:compiler_lock", "numba:llvm_lock"), Dunder(np.arange(4.0))
+    """The next call compiles it, and later ones are right. (In LLVM it ends the process now and then, under ``@njit``, too.)"""
+    tensor = Dunder(np.arange(4.0))
 
-    def compiled_anew(at: int):
-        kernel, interrupts = fast_args(numba.njit(lambda a, x: a + x.sum())), Interrupts(at)
-        with contextlib.ExitStack() as stack:
-            for kind in kinds:
-                stack.enter_context(event.install_listener(kind, interrupts))
-            end = end_of(kernel, 1.0, tensor)
-        assert [kernel(1.0, tensor) for _ in range(4)] == [7.0] * 4 and kernel.counts().fast >= 3, at
-        return end, interrupts.count
+    def passes(at: int) -> int:
+        kernel = fast_args(numba.njit(lambda a, x: a + (x * 2).sum()))
+        with event.install_listener("numba:run_pass", Interrupts(at)) as interrupts:
+            assert end_of(kernel, 1.0, tensor) is (KeyboardInterrupt if at else None), at
+        assert [kernel(1.0, tensor) for _ in range(4)] == [13.0] * 4 and kernel.counts().fast >= 3, at
+        return interrupts.count
 
-    _, count = compiled_anew(0)
-    assert count > 40 and [compiled_anew(at)[0] for at in range(1, count, 8)] == [KeyboardInterrupt] * len(range(1, count, 8))
+    _, count = passes(0), passes(0)  # once, Numba compiles its own functions, too
+    assert count > 20 and [passes(at) for at in range(1, count, 4)]
     gc.collect()
     tensor.ledger.check(tensor.ledger.made)
