@@ -26,6 +26,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import made_producers  # noqa: E402
+from counting import forget_notes  # noqa: E402
 from frameworks import torch, tvm_ffi  # noqa: E402
 
 from made_producers import (  # noqa: E402  # isort: skip
@@ -77,19 +78,6 @@ def came_of(before: tuple, after: tuple, ledger: Ledger) -> list[str]:
 
 
 # ---- the paths -------------------------------------------------------------------------------------------------------
-class Forgetful(list):
-    """A list that stays empty: what producers note of their exports."""
-
-    def append(self, item):
-        pass
-
-
-def forgetful(tensor):
-    """`tensor`, which notes nothing."""
-    tensor.capsules = tensor.asked = Forgetful()
-    return tensor
-
-
 class Given:
     """An object whose ``__dlpack__`` is a function."""
 
@@ -171,11 +159,11 @@ class Tensors:
         self.readonly.flags.writeable = False
         exports = tabled_type("ExportOnly", dltensor_from_py_object_no_sync=None)
         self.counted = [Tabled(a, ledger), exports(a, ledger)]
-        self.counted += [forgetful(kind(a, ledger)) for kind in (Dunder, Legacy, Ignorant)]
+        self.counted += [kind(a, ledger) for kind in (Dunder, Legacy, Ignorant)]
         self.native = [a, self.readonly]
         self.bad = [
-            forgetful(Dunder(a, ledger, device_type=2)), Tabled(a, ledger, data=0), forgetful(Legacy(a, ledger, lanes=2)),
-            forgetful(Dunder(a, ledger, version=(2, 0))), Given(interrupted), a.astype(">f8"), object(), 2**70,
+            Dunder(a, ledger, device_type=2), Tabled(a, ledger, data=0), Legacy(a, ledger, lanes=2),
+            Dunder(a, ledger, version=(2, 0)), Given(interrupted), a.astype(">f8"), object(), 2**70,
         ]  # fmt: skip
         self.targets = [np.ndarray]
         if torch is not None:
@@ -320,6 +308,8 @@ def soak_calls(total: int) -> list[str]:
             call(tensors, i)
         tensors.container.clear()
         tensors.launches.clear()
+        for tensor in (*tensors.counted, *tensors.bad):
+            forget_notes(tensor)
 
     for _, share, call in ways:  # whatever is compiled is compiled now
         work(call, 600 if share > 1000 else 20)
@@ -382,8 +372,8 @@ MAKERS = {
     "table": lambda answer, number: _new(table=of(_TABLES, number)[0])(),
     "table of owning exports": lambda answer, number: _new(table=of(_TABLES, number)[1])(),
     "inherited table": lambda answer, number: _new(_new(table=of(_TABLES, number)[number // 8 & 1]))(),
-    "__dlpack__": lambda answer, number: forgetful(_new(Dunder)(answer, answers_given)),
-    "__dlpack__, no table": lambda answer, number: forgetful(_new(Dunder, table=3)(answer, answers_given)),
+    "__dlpack__": lambda answer, number: _new(Dunder)(answer, answers_given),
+    "__dlpack__, no table": lambda answer, number: _new(Dunder, table=3)(answer, answers_given),
     "__dlpack__, counted": lambda answer, number: _new(WithMethods, made_producers._Tabled)(answer, answers_given),
     "subclass of ndarray": lambda answer, number: answer.view(_new(np.ndarray)),
     "refused": lambda answer, number: _new()(),

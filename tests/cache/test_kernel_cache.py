@@ -88,8 +88,7 @@ first = fast_args(cache=True)(lambda xs: xs[0].sum())
 variadic = fast_args(cache=True)(lambda a, *rest: a + rest[0])
 
 @fast_args(cache=True, out="x[n] -> y[n]")
-def doubled(x, y):
-    y[:] = 2 * x
+def doubled(x, y): y[:] = 2 * x
 
 x = np.arange(2.0)
 KERNELS = scaled, point, pair, text, maybe, item, made, first, variadic, doubled
@@ -157,9 +156,7 @@ def made(source):
     return names["times"]
 
 def scaled(factor, decorate):
-    def times(x, y):
-        for i in range(x.shape[0]):
-            y[i] = x[i] * factor
+    def times(x, y): y[:] = x * factor
     return decorate(times)
 
 def scaled_at_length(factor, decorate):
@@ -301,10 +298,8 @@ Point, Colour = collections.namedtuple("Point", "a b"), enum.Enum("Colour", {{"r
 
 @numba.experimental.jitclass([("number", numba.float64)])
 class Holder:
-    def __init__(self, number):
-        self.number = number
-    def get(self):
-        return self.number
+    def __init__(self, number): self.number = number
+    def get(self): return self.number
 
 @fast_args(cache=True)
 def used(x, y=0): return {}

@@ -78,22 +78,15 @@ def test_what_is_inlined_has_no_code_of_its_own(inline):
 
 
 def test_first_class_functions():
-    @numba.njit
-    def all_of(functions, x):
-        total = 0.0
-        for function in functions:
-            total += function(x)
-        return total
-
+    all_of = numba.njit(lambda functions, x: functions[0](x) + functions[1](x))
     apply = fast_args(float64(types.FunctionType(float64(float64)), float64))(lambda function, x: function(x))
     assert all_of((halved, squared), 4.0) == fast_args(all_of)((halved, squared), 4.0) == 18.0
     assert [apply(halved, 4.0), apply(squared, 4.0), apply(numba.njit(halved.py_func), 6.0)] == [2.0, 16.0, 3.0]
 
 
 def test_ufuncs_callbacks_stencils_and_overloads():
-    assert numba.vectorize([float64(float64)])(fast_args(lambda x: x + 1))(2.0) == 3.0
-    assert numba.cfunc("float64(float64)")(fast_args(lambda x: x + 1)).ctypes(2.0) == 3.0
-    array = np.arange(5.0)
+    array, increments = np.arange(5.0), fast_args(lambda x: x + 1)
+    assert numba.vectorize([float64(float64)])(increments)(2.0) == numba.cfunc("float64(float64)")(increments).ctypes(2.0) == 3.0
 
     def neighbours(a):
         return a[-1] + a[1]
@@ -272,11 +265,5 @@ def test_dispatchers_that_cannot_be_extended():
 
 def test_numbas_own_internal_functions_are_kernels_as_well():
     """Those that are compiled from now on."""
-
-    def f(n):
-        items = [float(i) for i in range(n)]
-        counts = {i: i * 2 for i in range(n)}
-        return sorted(items)[-1] + len(counts) + np.sort(np.array(items))[0]
-
     with accelerating():
-        assert numba.njit(f)(4) == 7.0
+        assert numba.njit(lambda n: sorted([float(i) for i in range(n)])[-1] + np.sort(np.arange(n))[0])(4) == 3.0

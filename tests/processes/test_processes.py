@@ -324,7 +324,6 @@ try:
     import torch
 except ImportError:
     torch = None
-
 array = np.arange(4.0)
 
 def tensors():
@@ -344,10 +343,16 @@ def kept_of_all_kinds():
     for tensor in tensors():
         kept += [part(tensor), from_dlpack(tensor), to_dlpack(tensor, max_version=(1, 3)), from_dlpack(part(tensor))]
         kept.append(np.from_dlpack(from_dlpack(tensor)))
-    if torch is not None:
-        for tensor in (array, torch.ones(3), bytearray(b"abc")):
-            kept += [convert(tensor, torch.Tensor), torch.from_dlpack(to_dlpack(tensor, max_version=(1, 3)))]
+    for tensor in (array, torch.ones(3), bytearray(b"abc")) if torch is not None else ():
+        kept += [convert(tensor, torch.Tensor), torch.from_dlpack(to_dlpack(tensor, max_version=(1, 3)))]
     return kept
+
+def in_thread(work, times, daemon=False):
+    threading.Thread(target=lambda: [work() for _ in range(times)], daemon=daemon).start()
+
+class Does(Dunder):
+    def __dlpack__(self, *, max_version=None):
+        act()
 """
 
 EXITS = {
@@ -355,11 +360,7 @@ EXITS = {
         kernels = [total, part, fast_args(lambda x: x.size)]
         builtins.kernels, np.kernel, sys.kernel = kernels, part, fast_args(total, grad="allow")
         total.itself, part.other = total, total
-
-        @fast_args
-        def keep(container, x):
-            container.append(x)
-
+        keep = fast_args(lambda container, x: container.append(x))
         typed_list = np.typed_list = numba.typed.List.empty_list(numba.float64[::1])
         for tensor in (np.arange(4.0), Tabled(array), Dunder(array)):
             keep(typed_list, tensor)
@@ -382,56 +383,30 @@ EXITS = {
                 from_dlpack(array)
 
         Late()  # what the calls need has been learnt: nothing can be imported in the end
-        late = builtins.late = Late()
-        np.late = Late()
+        late, builtins.late, np.late = Late(), Late(), Late()
         """,
     "daemon threads that are still calling and converting": """
         # No tensors of PyTorch, which ends the process when a daemon thread drops one of them now.
         part = fast_args(returns=np.ndarray)(lambda x: x[1:])
-
-        def call(tensor):
-            while True:
-                total(tensor), part(tensor)
-
-        def call_long(tensor):
-            while True:
-                long_total(tensor)
-
-        def transfer(tensor):
-            while True:
-                from_dlpack(tensor), to_dlpack(tensor, max_version=(1, 3)), from_dlpack(part(tensor))
-
-        for tensor in tensors():
-            for target in (call, call_long, transfer):
-                threading.Thread(target=target, args=(tensor,), daemon=True).start()
+        for x in tensors():
+            in_thread(lambda x=x: (total(x), part(x)), 10**9, daemon=True)
+            in_thread(lambda x=x: long_total(x), 10**9, daemon=True)
+            in_thread(lambda x=x: (from_dlpack(x), to_dlpack(x, max_version=(1, 3)), from_dlpack(part(x))), 10**9, daemon=True)
         time.sleep(0.1)
         """,
     "threads that end after the main thread": """
-        def call():
-            for _ in range(20):
-                for tensor in tensors():
-                    assert total(tensor) == 6.0
-                    long_total(tensor), part(tensor), from_dlpack(tensor)
-
         for _ in range(4):
-            threading.Thread(target=call).start()
+            in_thread(lambda: [(total(x), long_total(x), part(x), from_dlpack(x)) for x in tensors()], 20)
         """,
     "SystemExit in a producer": """
-        class Exits(Dunder):
-            def __dlpack__(self, *, max_version=None):
-                sys.exit(7)
-
-        both = fast_args(lambda x, y: x[0] + y[0])
-        both(Dunder(array), Exits(array))
+        act, both = lambda: sys.exit(7), fast_args(lambda x, y: x[0] + y[0])
+        both(Dunder(array), Does(array))
         """,
     "leaving at once from a kernel's call": """
         # While another thread is in a kernel: nothing is waited for.
-        class Leaves(Dunder):
-            def __dlpack__(self, *, max_version=None):
-                os._exit(5)
-
-        threading.Thread(target=lambda: [long_total(array) for _ in range(10_000)]).start()
-        part(Leaves(array))
+        act = lambda: os._exit(5)
+        in_thread(lambda: long_total(array), 10_000)
+        part(Does(array))
         """,
 }
 CODES = {"SystemExit in a producer": 7, "leaving at once from a kernel's call": 5}
