@@ -43,8 +43,6 @@ def note(what: str) -> None:
 
 
 class Noted:
-    """What notes that it is unpickled."""
-
     def __reduce__(self):
         return note, ("value",)
 

@@ -75,12 +75,10 @@ def claim_of(folder: CacheFolder):
 
 
 def left(folder: CacheFolder) -> list[Path]:
-    """The files of claims."""
     return list(folder.path.glob("*.tmp"))
 
 
 def test_a_claim_leaves_no_file(folder, tmp_path):
-    """And believes no link in the place of its file."""
     claim = claim_of(folder)
     (file,) = left(folder)
     assert folder.save("name", "key", 3)
@@ -92,7 +90,6 @@ def test_a_claim_leaves_no_file(folder, tmp_path):
 
 
 def test_who_waits_loads_what_the_other_has_made(folder):
-    """Another entry is not waited for."""
     with holder(folder) as order:
         folder.claim("name", "another").release(False), folder.claim("another", "key").release(False)
         order("s")
@@ -208,30 +205,22 @@ def waiting(folder: CacheFolder, got: list):
     assert not thread.is_alive()
 
 
-def test_who_waits_does_not_hold_numbas_lock(folder, monkeypatch):
-    """Other threads compile meanwhile, and so do children that are forked."""
+def test_who_waits_does_not_hold_numbas_lock_and_looks_for_the_entry(folder, monkeypatch):
+    """Others compile meanwhile, and may make the entry without a claim, after their limit."""
     monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
-    got = []
+    got: list = []
     with holder(folder) as order, waiting(folder, got):
         assert global_compiler_lock._lock.acquire(timeout=20)
         global_compiler_lock._lock.release()
         assert in_fork(lambda: not global_compiler_lock._lock.acquire(timeout=10)) == 0
         order("d")
-    assert got[0] is not None
-    got[0].release(True)
-
-
-def test_who_waits_looks_for_the_entry(folder, monkeypatch):
-    """Another process may have made it without a claim, after its limit."""
-    monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
-    got = []
+    got.pop().release(True)
     with holder(folder), waiting(folder, got):
         assert folder.save("name", "key", "made")
     assert got == [None] and folder.load("name", "key") == "made"
 
 
 def test_a_claim_that_is_not_needed_any_more(folder):
-    """What the call makes has been made by another thread meanwhile."""
     calls = []
 
     @disk_cache.claiming
@@ -345,7 +334,6 @@ def storm(folder: Path, removed: str = "") -> list[int]:
 
 
 def test_processes_compile_each_kernel_once(tmp_path):
-    """And each of the package's own functions: nothing is in the folder."""
     outer, inner, native = storm(tmp_path)
     assert (outer, inner) == (1, 1)
     entries = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]

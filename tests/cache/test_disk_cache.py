@@ -74,7 +74,6 @@ def test_versions_share_a_folder(folder, monkeypatch):
 
 # ---- damage ------------------------------------------------------------------------------------------------------------
 def test_damage_is_noticed(folder, entry):
-    """A flipped bit of every byte, every truncation, and additions."""
     whole = entry.read_bytes()
     damaged = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))]
     damaged += [whole[:length] for length in range(len(whole))] + [whole + more for more in (b"\0", b"more", whole)]
@@ -185,7 +184,6 @@ MONEY = """
 
 
 def test_results_of_types_of_users_are_made_by_this_process():
-    """Each program has another way to Python."""
     for amount in "23":
         assert fork_python(MONEY, amount).stdout.split() == [amount, amount, "1"]
 
@@ -266,16 +264,14 @@ def test_what_is_no_file_or_no_folder_is_not_believed(folder, entry, tmp_path, k
 @needs_users
 @pytest.mark.parametrize("act", [lambda folder: folder.load("name", "key"), lambda folder: folder.save("name", "key", "late")])
 def test_a_folder_that_is_exchanged_after_the_look_at_it(folder, entry, tmp_path, monkeypatch, act):
-    """What was looked at is what is used."""
     other, looked_at = CacheFolder(tmp_path / "other"), disk_cache._why_not_trusted
     assert other.save("name", "key", "other")
 
     def look(status):
-        why = looked_at(status)
         if stat.S_ISDIR(status.st_mode) and not (tmp_path / "aside").exists():
             folder.path.rename(tmp_path / "aside")
             other.path.rename(folder.path)
-        return why
+        return looked_at(status)
 
     with monkeypatch.context() as patched:
         patched.setattr(disk_cache, "_why_not_trusted", look)

@@ -56,7 +56,6 @@ REGISTERED = {
 }
 @pytest.mark.parametrize("what", REGISTERED)
 def test_what_is_registered(what, tmp_path, monkeypatch):
-    """In a module of its own, with a value that its functions name."""
     monkeypatch.syspath_prepend(tmp_path)
     name = f"extension_{list(REGISTERED).index(what)}_of_the_test"
     (tmp_path / f"{name}.py").write_text(TYPE + REGISTERED[what])

@@ -76,28 +76,25 @@ import numpy as np
 from fastexchange import fast_args
 from made_producers import Dunder
 
-Point = collections.namedtuple("Point", "x y")
-scaled = fast_args(cache=True)(lambda x, factor=2.0: x.sum() * factor)
-point = fast_args(cache=True)(lambda x: Point(x[0], (x, 1)))
-pair = fast_args(cache=True, nogil=True)(lambda p: p.x.sum() + p.y)
-text = fast_args(cache=True)(lambda x: "text" * x.size)
-maybe = fast_args(cache=True)(lambda x, yes: x.sum() if yes else None)
-item = fast_args(cache=True, parallel=False, fastmath=True)(lambda x: x[0])
-made = fast_args(cache=True)(lambda x: x + 1)
-first = fast_args(cache=True)(lambda xs: xs[0].sum())
-variadic = fast_args(cache=True)(lambda a, *rest: a + rest[0])
+def cached(function, **options):
+    return fast_args(cache=True, **options)(function)
 
 @fast_args(cache=True, out="x[n] -> y[n]")
 def doubled(x, y): y[:] = 2 * x
 
 x = np.arange(2.0)
-KERNELS = scaled, point, pair, text, maybe, item, made, first, variadic, doubled
+Point = collections.namedtuple("Point", "x y")
+point = cached(lambda x: Point(x[0], (x, 1)))
 CALLS = [
-    (scaled, (x,), 2.0), (scaled, (Dunder(x), 1), 1.0), (text, (x,), "texttext"), (maybe, (x, 1), 1.0), (maybe, (x, 0), None),
-    (first, ([x, x],), 1.0), (variadic, (1, 2.5), 3.5),
-    (made, (x,), [1.0, 2.0]), (made, (x.astype("c8"),), [1.0, 2.0]), (doubled, (x,), [0.0, 2.0]),
-    (pair, (Point(x, 2),), 3.0), (item, (np.array(["2024-01-02"], "M8[D]"),), np.datetime64("2024-01-02")),
+    (scaled := cached(lambda x, factor=2.0: x.sum() * factor), (x,), 2.0), (scaled, (Dunder(x), 1), 1.0),
+    (maybe := cached(lambda x, yes: x.sum() if yes else None), (x, 1), 1.0), (maybe, (x, 0), None),
+    (made := cached(lambda x: x + 1), (x,), [1.0, 2.0]), (made, (x.astype("c8"),), [1.0, 2.0]),
+    (cached(lambda x: "text" * x.size), (x,), "texttext"), (cached(lambda xs: xs[0].sum()), ([x, x],), 1.0),
+    (cached(lambda a, *rest: a + rest[0]), (1, 2.5), 3.5), (doubled, (x,), [0.0, 2.0]),
+    (cached(lambda p: p.x.sum() + p.y, nogil=True), (Point(x, 2),), 3.0),
+    (cached(lambda x: x[0], parallel=False, fastmath=True), (np.array(["2024-01-02"], "M8[D]"),), np.datetime64("2024-01-02")),
 ]
+KERNELS = {point, *(kernel for kernel, _, _ in CALLS)}
 """
 
 
@@ -234,7 +231,6 @@ def test_namesakes_that_were_compiled_in_different_processes(module, make, decor
 
 @pytest.mark.slow
 def test_functions_of_one_name_that_kernels_call(module):
-    """Numba gives them, and their objects, the same symbols."""
     code = """
         for kernel in [calling(factor) for factor in sys.argv[2]]:
             print(kernel(x), *kernel.stats.cache_hits.values())
@@ -365,8 +361,7 @@ def test_a_loaded_function_whose_global_has_changed_since(tmp_path, monkeypatch)
 def test_a_kernel_with_a_cache_forgets_its_entries(module, monkeypatch):
     """``recompile`` is Numba's: it flushes the cache and compiles anew."""
     monkeypatch.syspath_prepend(module)
-    kernel = imported_anew("module_of_the_test").scaled(2.0, fast_args(cache=True))
-    y = np.zeros(3)
+    kernel, y = imported_anew("module_of_the_test").scaled(2.0, fast_args(cache=True)), np.zeros(3)
     kernel(np.ones(3), y)
     before = set(module.rglob("*.entry"))
     kernel.recompile()

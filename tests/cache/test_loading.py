@@ -37,11 +37,10 @@ CALLED = """
         kernel = getattr(kernels_of_the_test, name)
     x = np.array([1.0, 2.0])
     found = {repr(kernel(x, 2) == hash("ab") if name == "hashed" else kernel(x, 2)) for _ in range(4)}
-    if name == "plain":
-        try:
-            kernel(-x, 2)
-        except ValueError as error:
-            found.add(str(error))
+    try:
+        name == "plain" and kernel(-x, 2)
+    except ValueError as error:
+        found.add(str(error))
     compiled = sum(kernel.stats.cache_misses.values())
     print(sorted(found), compiled, "numba.np.arraymath" in sys.modules, sep=";")
     if sys.argv[3:]:

@@ -103,7 +103,6 @@ MODULES = list(filter(importlib.util.find_spec, ("numba.cloudpickle", "cloudpick
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory) -> str:
-    """The folder with the kernels that another process has pickled, by each module."""
     folder = tmp_path_factory.mktemp("pickles")
     source = "from fastexchange import fast_args\ntotal = fast_args(lambda x: x.sum())\n"
     (folder / "module_of_the_test.py").write_text(source)
@@ -237,7 +236,6 @@ def test_another_value_is_compiled_in(scale, scaled, monkeypatch):
 
 
 def test_ctrl_c_while_code_is_packed(scaled, monkeypatch):
-    """The next pickle packs it."""
     assert scaled._pickled().signatures == 1
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(scaled._carried, "_why_not_packed", lambda *_: signal.raise_signal(signal.SIGINT))
@@ -261,7 +259,6 @@ def test_code_for_another_process_goes_no_further(scaled, monkeypatch):
 
 @pytest.mark.usefixtures("switching")
 def test_threads_read_one_pickle_at_once():
-    """One makes the kernel, and the others get it when it is whole."""
     declared = fast_args(["float64(float64)", "int64(int64)"])(lambda x: x + 1)
     data = pickle.dumps(declared)
 
@@ -466,7 +463,6 @@ def test_declared_signatures_are_not_compiled_again():
 
 
 def test_a_pickle_has_the_values_of_now():
-    """Also those that are reached by other functions, by attributes, or changed in place."""
     inside = {"__name__": "inside", "A": np.ones(1), "H": 1.0, "module": ModuleType("module")}
     inside["module"].K = 1.0
     exec("def helper(x):\n    return x + H + module.K + A[0]\ndef kernel(x):\n    return helper(x)", inside)

@@ -32,8 +32,6 @@ def document(peers: float = 1.0, machine=MACHINE, changes=None, **ours: float) -
 
 @pytest.fixture
 def written(tmp_path):
-    """A function that writes documents, and returns their paths."""
-
     def write(*contents) -> list[Path]:
         paths = [tmp_path / f"{number}.json" for number in range(len(contents))]
         for path, content in zip(paths, contents, strict=True):
@@ -117,7 +115,6 @@ def test_rows_in_bytes_have_no_drift(written):
 
 
 def test_prints_rows_and_summary(written):
-    """And a warning of another machine."""
     done = run_here("compare", *written(document(fast=20, gone=3), document(fast=30, made=4)))
     assert (done.returncode, done.stderr) == (0, "")
     row = next(line for line in done.stdout.splitlines() if line.startswith("  bench/fast "))

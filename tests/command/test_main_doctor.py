@@ -88,7 +88,6 @@ def test_hostile_frameworks_are_lines(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_slow(tmp_path):
-    """Layouts that could not be verified, a cache directory that cannot be written, and settings."""
     (tmp_path / "file").write_text("")
     code = """
         from fastexchange.ground import cpython

@@ -127,7 +127,6 @@ def test_a_child_process_is_not_recorded(folder):
 
 @pytest.mark.parametrize("program", ["os.kill(os.getpid(), signal.SIGTERM)", "none.py", "-m no_such_module", "["])
 def test_an_earlier_file_is_kept(imported, program):
-    """Of a program that is killed, and of one that there is not."""
     (imported / "recorded.json").write_text('{"kernels": {}}')
     (imported / "dies.py").write_text(f"import os, signal\n{program}\n")
     is_named = program.startswith(("none", "-m"))
@@ -142,7 +141,6 @@ def test_an_earlier_file_is_kept(imported, program):
 
 @pytest.mark.slow
 def test_the_packages_own_code():
-    """After it no process compiles native code of the package."""
     said = [run("precompile") for _ in range(2)]
     assert [(done.returncode, "kept in" in done.stdout) for done in said] == [(0, True)] * 2
     assert "compiled 0: " in said[1].stdout, said[1].stdout
@@ -230,7 +228,6 @@ def test_types_as_text(numba_type):
 
 @pytest.mark.parametrize("text", NO_SIGNATURES)
 def test_text_that_is_no_signature(text, tmp_path, monkeypatch):
-    """It is not evaluated."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="is no signature"):
         types_in(text)

@@ -111,7 +111,6 @@ FAILS = SAYS + "def f():\n    1 / 0\nf()\n"
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """A folder with programs of each kind: files, compiled, in packages, folders and archives."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "plain.py").write_text(FAILS)
     (folder / "-dash.py").write_text(SAYS)

@@ -24,7 +24,6 @@ def show(name: str, made: Comparison, known: dict[str, str], seconds: float) -> 
 
 
 def main() -> int:
-    """Run it."""
     parser = argparse.ArgumentParser(prog="numba_suite", description=__doc__)
     parser.add_argument("modules", nargs="*", help="names in numba.tests, for example test_dispatcher; all without")
     parser.add_argument("--share", type=int, default=1, help="run every so-manieth test of each module")

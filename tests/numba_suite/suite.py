@@ -49,7 +49,6 @@ class Comparison(NamedTuple):
     """Failures that only come with this package."""
 
     def counts(self) -> str:
-        """A line of counts."""
         found = [each.outcome for each in self.outcomes.values()]
         passed = found.count("passed") + found.count("expected failure")
         return (

@@ -16,8 +16,6 @@ NOTED = {"error": "errors", "failure": "failures", "unexpected success": "unexpe
 
 
 class Result(unittest.TestResult):
-    """Writes what becomes of each test."""
-
     def __init__(self, file):
         super().__init__()
         self.buffer = True  # what tests print is nobody's
@@ -65,7 +63,6 @@ def chosen(names: list[str], share: int) -> list[str]:
 
 
 def main(request: str, results: str) -> None:
-    """Run what `request` asks for."""
     with open(request) as file:
         asked = json.load(file)
     # Where numba-cuda is installed, it is numba.cuda. Its own helpers for tests, which are not ours, ask for further packages.

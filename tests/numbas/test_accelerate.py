@@ -62,25 +62,15 @@ def outcome(kernel, args, kwargs):
 
 
 REFUSED = {
-    "too many": (add, (1, 2, 3), {}),
-    "too few": (add, (1,), {}),
-    "unknown keyword": (add, (1,), {"z": 2}),
-    "twice": (add, (1, 2), {"y": 2}),
-    "too many, one with a default": (lambda x, y=2: x + y, (1, 2), {"y": 2}),
-    "twice, before *args": (lambda x, *rest: x, (1, 2), {"x": 2}),
-    "empty list": (same, ([],), {}),
-    "empty list in a tuple": (same, ((1, []),), {}),
-    "mixed list": (same, ([1, "a"],), {}),
-    "big int": (same, (2**64,), {}),
-    "long double": (same, (np.longdouble(1),), {}),
-    "array of objects": (same, (np.array([None]),), {}),
-    "masked array": (same, (np.ma.masked_array([1]),), {}),
-    "object": (same, (object(),), {}),
-    "does not compile": (unknown_name, (1,), {}),
-    "no such operator": (add, (1, "a"), {}),
+    "too many": (add, (1, 2, 3), {}), "too few": (add, (1,), {}), "unknown keyword": (add, (1,), {"z": 2}),
+    "twice": (add, (1, 2), {"y": 2}), "too many, one with a default": (lambda x, y=2: x + y, (1, 2), {"y": 2}),
+    "twice, before *args": (lambda x, *rest: x, (1, 2), {"x": 2}), "keywords": (lambda x, **rest: x, (1,), {}),
+    "empty list": (same, ([],), {}), "empty list in a tuple": (same, ((1, []),), {}), "mixed list": (same, ([1, "a"],), {}),
+    "big int": (same, (2**64,), {}), "long double": (same, (np.longdouble(1),), {}), "object": (same, (object(),), {}),
+    "array of objects": (same, (np.array([None]),), {}), "masked array": (same, (np.ma.masked_array([1]),), {}),
+    "does not compile": (unknown_name, (1,), {}), "no such operator": (add, (1, "a"), {}),
     "not one of the declared types": (add, (1j, 1j), {}),
-    "keywords": (lambda x, **rest: x, (1,), {}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPendingDeprecationWarning")
@@ -97,7 +87,6 @@ def test_what_numba_refuses_is_refused_in_its_words(name):
 
 
 def test_other_errors():
-    """Those of the kernel come once, a tensor is refused in our words, and object mode is Numba's."""
     calls: list[int] = []
 
     def fails(x):

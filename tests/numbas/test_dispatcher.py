@@ -1,10 +1,6 @@
 """A kernel is a dispatcher of Numba's: wherever Numba takes one, and whatever one has."""
 
-import copy
-import functools
-import inspect
 import pickle
-import pydoc
 
 import numba
 import numpy as np
@@ -14,9 +10,8 @@ from forked import needs_fork
 from frameworks import torch
 from interpreter import run_python
 from numba import float64, int64, types
-from numba.core.dispatcher import Dispatcher
 from numba.core.imputils import impl_ret_borrowed
-from numba.extending import intrinsic, is_jitted, overload, register_model, typeof_impl
+from numba.extending import intrinsic, overload, register_model, typeof_impl
 from oracle import type_and_message
 from other_ways import run_changed
 
@@ -38,18 +33,6 @@ def halved(x):
 @fast_args("float64(float64)")
 def squared(x):
     return x * x
-
-
-def test_it_is_one():
-    assert isinstance(doubled, Dispatcher) and isinstance(doubled, FastKernel) and is_jitted(doubled)
-    assert doubled.dispatcher is doubled and type(doubled).__mro__[-2] is numba._dispatcher.Dispatcher
-    assert repr(doubled) == f"<fast_args {__name__}.doubled(x)>"
-    assert copy.copy(doubled) is copy.deepcopy(doubled) is doubled
-    assert str(inspect.signature(doubled)) == "(x)" and inspect.unwrap(doubled) is doubled.py_func
-    assert "doubled(x)" in pydoc.plain(pydoc.render_doc(doubled))
-    assert functools.wraps(doubled)(lambda *args: doubled(*args)).__wrapped__ is doubled
-    holder = type("Holder", (), {"method": doubled})
-    assert holder.method(1) == 2 and holder().method.__func__ is doubled
 
 
 def test_attributes():
@@ -195,8 +178,6 @@ def _type_of_marked(value, context):
 
 @intrinsic
 def marked(typing_context, array):
-    """The array as one of the class."""
-
     def cast(context, builder, signature, arguments):
         return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
 
@@ -212,7 +193,6 @@ MARKED = np.asfortranarray(np.arange(8, dtype="c8").reshape(4, 2)).view(Marked)
     (lambda x, y: x, MARKED), (lambda x, y: x[1:], MARKED), (lambda x, y: (x, x[:2]), MARKED),
 ])  # fmt: skip
 def test_arrays_of_a_class_of_the_users(function, x):
-    """As arguments and as results, which keep their memory alive."""
     kernel, want = fast_args(function), numba.njit(function)(x, 1.0)
     frameworks = [lambda array: array] + ([torch.from_numpy] if torch is not None else [])
     for tensor in frameworks:
@@ -264,6 +244,5 @@ def test_dispatchers_that_cannot_be_extended():
 
 
 def test_numbas_own_internal_functions_are_kernels_as_well():
-    """Those that are compiled from now on."""
     with accelerating():
         assert numba.njit(lambda n: sorted([float(i) for i in range(n)])[-1] + np.sort(np.arange(n))[0])(4) == 3.0

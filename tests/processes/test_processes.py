@@ -16,16 +16,17 @@ import sys
 import textwrap
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 from children import SECONDS, in_fork
 from forked import needs_fork, run_forked
-from frameworks import needs_torch, torch
-from interpreter import lines_said, run_python
+from frameworks import torch
+from interpreter import run_python
 from made_producers import Dunder, Legacy, Tabled
 from numba.core.compiler_lock import global_compiler_lock
-from worker_kernels import Samples, Unexchangeable, call, collate, part, refuses, report, scaled, total, unlocked_total
+from worker_kernels import Unexchangeable, call, part, refuses, scaled, total, unlocked_total
 
 from fastexchange import convert, fast_args, from_dlpack, polyfill, register_dlpack_dtype, to_dlpack
 from fastexchange.ground import once
@@ -88,7 +89,6 @@ def fork_in_the_middle():
 
 
 def fork_with_live_exports():
-    """Parent and child each give back what they hold, once."""
     tensor = Dunder(np.arange(4.0))
     kept = [part(tensor), from_dlpack(tensor), to_dlpack(tensor, max_version=(1, 3))]
     assert tensor.ledger.out == 3
@@ -147,7 +147,6 @@ registered = np.dtype({"names": ["odd"], "formats": ["u1"], "itemsize": 4})
 
 
 def change_tables():
-    """Of types, of dtypes, of what is lent."""
     dtype = np.dtype({"names": [f"f{next(_factors)}"], "formats": ["u1"], "itemsize": 4})
     assert from_dlpack(np.zeros(2, dtype)[dtype.names[0]]).size == 2
     register_dlpack_dtype((200, 32), registered)
@@ -156,7 +155,6 @@ def change_tables():
 
 
 def begin():
-    """With a kernel that has not been called: what a first call looks up."""
     for _ in range(100):
         assert fast_args(lambda x: x)._outputs is None
 
@@ -203,28 +201,23 @@ def fork_while_another_imports():
     """A module of this package, as in a first call: its lock would be held in the child for ever."""
     name, begun, forking = "fastexchange.measuring.overhead", threading.Event(), threading.Event()
 
-    class Slow:
+    def find_spec(module, path=None, target=None):
         """A finder that finds nothing, but takes as long as a fork does that does not wait."""
-
-        @staticmethod
-        def find_spec(module, path=None, target=None):
-            if module == name:
-                begun.set()
-                forking.wait(SECONDS)
-                time.sleep(0.3)
-
-    assert name not in sys.modules
-    sys.meta_path.insert(0, Slow)
-    os.register_at_fork(before=forking.set)  # hooks run in reverse order: before the package's
-    thread = threading.Thread(target=importlib.import_module, args=(name,))
-    thread.start()
-    assert begun.wait(SECONDS)
+        if module == name:
+            begun.set()
+            forking.wait(SECONDS)
+            time.sleep(0.3)
 
     def in_the_child():
         signal.alarm(15)
         importlib.import_module(name)
 
-    assert in_fork(in_the_child) == 0
+    assert name not in sys.modules
+    sys.meta_path.insert(0, types.SimpleNamespace(find_spec=find_spec))
+    os.register_at_fork(before=forking.set)  # hooks run in reverse order: before the package's
+    thread = threading.Thread(target=importlib.import_module, args=(name,))
+    thread.start()
+    assert begun.wait(SECONDS) and in_fork(in_the_child) == 0
     thread.join()
 
 
@@ -254,7 +247,6 @@ def test_fork(name, forks):
 
 # ---- multiprocessing -------------------------------------------------------------------------------------------------
 def pools(method: str):
-    """A process pool: kernels as tasks, in tasks, and what they raise."""
     context = multiprocessing.get_context(method)
     if method == "fork":
         check_everything()  # the children are forks of a process that has made calls
@@ -274,42 +266,10 @@ def pools(method: str):
     assert pickle.loads(pickle.dumps(total)) is total
 
 
-def processes(method: str):
-    """``multiprocessing.Process``, the kernel an argument; it is called before, meanwhile and afterwards."""
-    context = multiprocessing.get_context(method)
-    queue = context.SimpleQueue()
-    child = context.Process(target=report, args=(queue, total, np.full(3, 2.0)))
-    total(np.ones(3))
-    child.start()
-    assert total(np.ones(3, np.float32)) == 3.0 and queue.get() == 6.0
-    child.join(SECONDS)
-    assert child.exitcode == 0 and total(np.ones(3)) == 3.0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", START_METHODS)
 def test_multiprocessing(method):
-    run_python(f"import test_processes as t; t.processes({method!r}); t.pools({method!r})")
-
-
-def data_loader(method: str):
-    loader = torch.utils.data.DataLoader
-    torch.set_num_threads(1)
-    want = [tuple(map(torch.Tensor.tolist, batch)) for batch in loader(Samples(), 4, collate_fn=collate)]
-    assert len(want) == 6 and want[1][1] == [45.0, 55.0, 65.0, 75.0]
-    workers = {"num_workers": 2 if method == "fork" else 1, "multiprocessing_context": method, "persistent_workers": True}
-    batches = loader(Samples(), 4, collate_fn=collate, **workers)
-    for _ in range(2):
-        assert [tuple(map(torch.Tensor.tolist, batch)) for batch in batches] == want
-    assert total(torch.ones(3)) == 3.0
-
-
-@pytest.mark.slow
-@needs_torch
-@pytest.mark.parametrize("method", START_METHODS)
-def test_a_data_loader_with_workers(method):
-    done = run_python(f"from test_processes import data_loader; data_loader({method!r})", PYTHONWARNINGS="ignore")
-    assert lines_said(done.stderr) == []
+    run_python(f"import test_processes as t; t.pools({method!r})")
 
 
 # ---- exit ------------------------------------------------------------------------------------------------------------
