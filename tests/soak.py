@@ -265,7 +265,7 @@ def soak_calls(total: int) -> list[str]:
     tensors = Tensors()
     ways = [way for way in WAYS if torch is not None or "PyTorch" not in way[0]]
     whole = sum(share for _, share, _ in ways)
-    counts = {name: np.zeros(4) for name, _, _ in ways}  # calls, seconds, blocks, KiB
+    counts = {name: np.zeros(3) for name, _, _ in ways}  # calls, seconds, blocks
     began, before = time.perf_counter(), None
 
     def work(call, times: int) -> None:
@@ -285,17 +285,16 @@ def soak_calls(total: int) -> list[str]:
             before = measured()
         for name, share, call in ways:
             times = max(1, round(total * share / whole / ROUNDS))
-            blocks, bytes_, start = sys.getallocatedblocks(), resident(), time.perf_counter()
+            blocks, start = sys.getallocatedblocks(), time.perf_counter()
             work(call, times)
             seconds = time.perf_counter() - start
             gc.collect()
-            grown = sys.getallocatedblocks() - blocks, (resident() - bytes_) / 1024
-            counts[name] += (times, seconds, *(grown if index >= WARM_ROUNDS else (0, 0)))
+            counts[name] += times, seconds, (sys.getallocatedblocks() - blocks) * (index >= WARM_ROUNDS)
     after = measured()
     gc.unfreeze()
-    print(f"\n{'path':<46}{'calls':>12}{'seconds':>9}{'blocks':>9}{'KiB':>9}")
-    for name, (calls, seconds, blocks, kibs) in counts.items():
-        print(f"{name:<46}{calls:>12,.0f}{seconds:>9.1f}{blocks:>9,.0f}{kibs:>9,.0f}")
+    print(f"\n{'path':<46}{'calls':>12}{'seconds':>9}{'blocks':>9}")
+    for name, (calls, seconds, blocks) in counts.items():
+        print(f"{name:<46}{calls:>12,.0f}{seconds:>9.1f}{blocks:>9,.0f}")
     print(f"{sum(count[0] for count in counts.values()):,.0f} calls in {time.perf_counter() - began:.0f} s")
     return came_of(before, after, tensors.ledger)
 

@@ -1,5 +1,6 @@
 """Entries on disk prove what they are: whatever happens to the files, nobody gets another function's code."""
 
+import ctypes
 import itertools
 import os
 import shutil
@@ -7,18 +8,25 @@ import signal
 import stat
 import sys
 import tempfile
+import threading
 import time
-import types
+import zlib
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import numba
+import numpy as np
 import pytest
 from children import in_fork
 from forked import fork_python, needs_fork
 from line_events import traced
+from numba import types
 
+from fastexchange.calls.carried_code import _InMemory
 from fastexchange.ground import cfunction, disk_cache
-from fastexchange.ground.disk_cache import CacheFolder
+from fastexchange.ground.disk_cache import CacheFolder, digest
+from fastexchange.ground.native import native
 from fastexchange.ground.sources import ROOT
 
 VALUE = {"code": b"machine code" * 20, "symbol": "walk"}
@@ -318,7 +326,7 @@ def test_what_nobody_loads_is_removed(folder):
 def test_the_oldest_go_first(folder, monkeypatch, limit):
     for number in range(10):
         folder.save("name", str(number), number)
-        make_older(next(folder.path.glob(f"*{disk_cache.digest(str(number))}*")), number / 1440)
+        make_older(next(folder.path.glob(f"*{digest(str(number))}*")), number / 1440)
     size = max(path.stat().st_size for path in folder.path.iterdir())
     monkeypatch.setattr(disk_cache, limit, 4 if limit == "MAX_ENTRIES" else 4 * size + size // 2)
     CacheFolder(folder.path).prune()
@@ -331,9 +339,71 @@ def test_functions_of_a_library_are_in_one_order_whatever_is_imported_first():
     def keys(names: str) -> list[tuple]:
         library = cfunction.Library()
         for name in names:
-            function = types.FunctionType((lambda: 0).__code__, {}, name)
+            function = FunctionType((lambda: 0).__code__, {}, name)
             function.__qualname__, function.__module__ = name, __name__
-            cfunction.cfunction(numba.types.intp, together=library)(function)
+            cfunction.cfunction(types.intp, together=library)(function)
         return [library[-1].library_key, *(each.key for each in library.complete())]
 
     assert keys("abc") == keys("cab") and len({*keys("abc")}) == 4
+
+
+# ---- what is in it, and how it is made ------------------------------------------------------------------------------
+UNPICKLED: list[str] = []
+
+
+def note(what: str) -> None:
+    UNPICKLED.append(what)
+
+
+class Noted:
+    def __reduce__(self):
+        return note, ("value",)
+
+
+@pytest.mark.parametrize("kept_in", ["folder", "memory"])
+def test_nothing_is_unpickled_before_its_key_and_checksum_are_right(kept_in, tmp_path):
+    folder: Any = CacheFolder(tmp_path / "folder") if kept_in == "folder" else _InMemory()
+    assert all(folder.save("name", key, Noted()) for key in ("one", "other", "third"))
+    if kept_in == "folder":
+        one, other, third = (tmp_path / "folder" / f"name-{digest(key)}.entry" for key in ("one", "other", "third"))
+        one.replace(other)
+        third.write_bytes(third.read_bytes()[:-1] + b"!")
+        assert (folder.contents().entries, len(folder.contents().refused)) == (0, 2)
+    else:
+        folder.entries[digest("other")] = folder.entries[digest("one")]
+        third = zlib.decompress(folder.entries[digest("third")])
+        folder.entries[digest("third")] = zlib.compress(third[:-1] + b"!")
+        assert sorted(folder.keys().values()) == ["", "one", "one"]
+    UNPICKLED.clear()
+    assert folder.load("name", "other") is None and folder.load("name", "third") is None and not UNPICKLED
+    assert folder.save("name", "one", Noted()) and folder.load("name", "one") is None and UNPICKLED == ["value"]
+
+
+def test_numba_disable_jit_is_not_about_our_own_code(monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+
+    @native
+    def is_close(number):
+        return np.isclose(number, 4.0)  # Numba's own, in Python, to be compiled with it
+
+    def asked(number):
+        return types.intp(is_close(types.float64(number)))
+
+    called = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_ssize_t)(cfunction.cfunction(types.intp, types.intp)(asked).address)
+    assert [called(3), called(4)] == [0, 1] and numba.config.DISABLE_JIT == 1
+
+
+def test_where_it_cannot_be_announced_that_native_code_is_compiled(monkeypatch, capsys):
+    """Python 3.12 starts no thread at shutdown, when ``atexit`` may call a kernel first; ``print(file=None)`` is to stdout."""
+
+    def start(self):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    announced = cfunction._Announced()
+    for _ in range(2):
+        with announced:
+            pass
+    monkeypatch.setattr(sys, "stderr", None)
+    cfunction._Announced()._tell()
+    assert capsys.readouterr().out == ""

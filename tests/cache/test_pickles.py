@@ -375,17 +375,17 @@ def test_what_does_not_fit_is_left_out(scaled, monkeypatch):
     assert "(array(int16, 1d, C)) and 2 more: all code would be more than" in told, told
 
 
-Own = type("Own", (Exception,), {})
-
-
-def raising(x):
-    if x < 0:
-        raise Own
-    return x
-
-
 def test_code_that_cannot_be_carried():
     """Addresses of this process, what only this process knows, and functions that Numba's dispatchers have compiled."""
+
+    class Own(Exception):
+        pass
+
+    def raising(x):
+        if x < 0:
+            raise Own
+        return x
+
     adopted = njit(lambda x: x + 1)
     adopted(1)
     address = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(("cos", ctypes.CDLL(None)))

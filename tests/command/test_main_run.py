@@ -165,10 +165,8 @@ def test_environments(places, python_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     if python_path is not None:
         monkeypatch.setenv("PYTHONPATH", python_path)
-    plain, found = (
-        subprocess.run([sys.executable, *command, "environment.py"], cwd=places, capture_output=True, text=True, timeout=100)
-        for command in ([], [*OURS, "run"])
-    )
+    commands = [sys.executable, "environment.py"], [sys.executable, *OURS, "run", "environment.py"]
+    plain, found = (subprocess.run(each, cwd=places, capture_output=True, text=True, timeout=100) for each in commands)
     assert found.stdout.endswith(plain.stdout) and plain.stdout and found.stderr == plain.stderr == ""
 
 
@@ -176,13 +174,12 @@ def test_environments(places, python_path, monkeypatch):
 @pytest.mark.parametrize("start", [["-I"], ["-E"], ["-c", f"import runpy; runpy.run_module({OURS[1]!r}, None, '__main__', True)"]])
 def test_where_this_process_runs_it(places, start):
     """Python cannot be started anew there: our frames are below the program, and tracebacks leave them out."""
-    options = [] if start[0] == "-c" else start
-    ours = start if start[0] == "-c" else [*start, *OURS]
-    program = "import sys; print(__name__, __file__, sys.argv)\ndef f():\n    1 / 0\nf()\n"
-    (places / "fails.py").write_text(program)
+    options, ours = ([], start) if start[0] == "-c" else (start, [*start, *OURS])
+    (places / "fails.py").write_text("import sys; print(__name__, __file__, sys.argv)\ndef f():\n    1 / 0\nf()\n")
     (places / "broken_syntax.py").write_text("def f(:\n")
-    found = [(ended([*options, each], places), ended([*ours, "run", each], places)) for each in ("fails.py", "broken_syntax.py")]
-    assert all(plain == run and plain[0] == 1 for plain, run in found), found
+    for program in ("fails.py", "broken_syntax.py"):
+        plain = ended([*options, program], places)
+        assert plain == ended([*ours, "run", program], places) and plain[0] == 1
     assert ended([*ours, "run", "/dev/stdin"], places, b"print(5)")[1] == ended([*ours, "run", "-"], places, b"print(5)")[1] == b"5"
     code, _, said = ended([*ours, "run", "-m", "nothere"], places)
     assert code == 1 and said.endswith(b": No module named nothere")
