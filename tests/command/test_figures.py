@@ -1,6 +1,8 @@
 """Which figures mean anything: one rule, and every place that shows one. Samples here are made up; nothing is timed."""
 
+import itertools
 import json
+import time
 import warnings
 
 import numpy as np
@@ -13,7 +15,7 @@ from fastexchange.command.compare import compare
 from fastexchange.measuring import figures, files, overhead, pictures
 from fastexchange.measuring.judgement import Notes, judge
 from fastexchange.measuring.report import Alternative, ArgumentCost
-from fastexchange.measuring.timing import Samples, Timings, is_measurable
+from fastexchange.measuring.timing import Samples, Statement, Timings, is_measurable, time_statements
 
 LOST = "not measurable here (spread "
 
@@ -51,6 +53,26 @@ def test_a_ratio_of_what_is_not_measurable_is_not_either():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not (samples(50, 1) / Samples(np.zeros(5))).is_measurable()
+
+
+def test_what_is_timed_is_a_call(monkeypatch):
+    """On a clock that only stands still or jumps: without the loop, its preparation, and interruptions."""
+    now, interruptions = [0], iter(range(1, 10**9))
+
+    def spend(ns: int):
+        now[0] += ns
+
+    def repeat(_, count: int):
+        spend(10_000 * (next(interruptions) % 3 == 0))
+        for _ in range(count):
+            yield spend(5)
+
+    monkeypatch.setattr(itertools, "repeat", repeat)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
+    once = Statement("spend(70)", {"spend": spend})
+    twice = Statement("spend(60); spend(40)", {"spend": spend}, calls=2, prepare=lambda: spend(1000), most_calls=4)
+    found = time_statements({"once": once, "twice": twice}, rounds=3, batch_ns=1000)
+    assert [each.values.tolist() for each in (*found.calls.values(), found.loop)] == [[70] * 3, [50] * 3, [5] * 3]
 
 
 @fast_args
