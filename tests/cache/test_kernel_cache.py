@@ -153,7 +153,9 @@ def made(source):
     return names["times"]
 
 def scaled(factor, decorate):
-    def times(x, y): y[:] = x * factor
+    def times(x, y):
+        for i in range(x.shape[0]):
+            y[i] = x[i] * factor
     return decorate(times)
 
 def scaled_at_length(factor, decorate):

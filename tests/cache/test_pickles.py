@@ -50,7 +50,8 @@ SENDER = """
 
     @fast_args(out="x[n] -> y[n]", fastmath=True)
     def doubled(x, y):
-        y[:] = 2 * x
+        for i in range(len(x)):
+            y[i] = 2 * x[i]
 
     def closure(factor, shift=1):
         return fast_args(lambda x, n=2: x * factor * n + shift)

@@ -125,18 +125,14 @@ def test_a_child_process_is_not_recorded(folder):
     assert done.returncode == 0 and "0 signatures of 0 kernels" in done.stderr and "child processes" in done.stderr
 
 
-@pytest.mark.parametrize("program", ["os.kill(os.getpid(), signal.SIGTERM)", "none.py", "-m no_such_module", "["])
-def test_an_earlier_file_is_kept(imported, program):
-    (imported / "recorded.json").write_text('{"kernels": {}}')
+@pytest.mark.parametrize(("program", "is_kept"), [("os.kill(os.getpid(), signal.SIGTERM)", True), ("[", False)])
+def test_an_earlier_file_is_kept_if_the_program_is_killed(imported, program, is_kept):
+    """Where there is no program: ``test_main_run.py``."""
+    (imported / "recorded.json").write_text("kept")
     (imported / "dies.py").write_text(f"import os, signal\n{program}\n")
-    is_named = program.startswith(("none", "-m"))
-    done = (run_here if is_named else run)("record", "-o", "recorded.json", *(program.split() if is_named else ["dies.py"]))
-    assert done.returncode != 0
-    if program == "[":  # it has ended by an exception
-        assert "0 signatures" in done.stderr
-    else:
-        assert (imported / "recorded.json").read_text() == '{"kernels": {}}'
-    assert not list(imported.glob(".*"))
+    done = run("record", "-o", "recorded.json", "dies.py")
+    assert done.returncode != 0 and ("0 signatures" in done.stderr) is not is_kept
+    assert ((imported / "recorded.json").read_text() == "kept") is is_kept and not list(imported.glob(".*"))
 
 
 @pytest.mark.slow

@@ -71,12 +71,14 @@ def check():
 
     @fast_args
     def axpy(a, x, y):
-        y[:] += a * x
+        for i in range(x.shape[0]):
+            y[i] += a * x[i]
         return y
 
     @fast_args(out="x[n] -> y[n]")
     def doubled(x, y):
-        y[:] = 2 * x
+        for i in range(x.shape[0]):
+            y[i] = 2 * x[i]
 
     makers = [np.ones, lambda n: Protocol(np.ones(n))]
     if torch := sys.modules.get("torch"):
