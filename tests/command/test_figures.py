@@ -57,7 +57,7 @@ def test_a_ratio_of_what_is_not_measurable_is_not_either():
 
 def test_what_is_timed_is_a_call(monkeypatch):
     """On a clock that only stands still or jumps: without the loop, its preparation, and interruptions."""
-    now, interruptions = [0], iter(range(1, 10**9))
+    now, interruptions, runs = [0], iter(range(1, 10**9)), []
 
     def spend(ns: int):
         now[0] += ns
@@ -67,12 +67,21 @@ def test_what_is_timed_is_a_call(monkeypatch):
         for _ in range(count):
             yield spend(5)
 
+    def prepare():
+        spend(1000)
+        runs.append(0)
+
+    def call(ns: int):
+        runs[-1] += 1
+        spend(ns)
+
     monkeypatch.setattr(itertools, "repeat", repeat)
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
     once = Statement("spend(70)", {"spend": spend})
-    twice = Statement("spend(60); spend(40)", {"spend": spend}, calls=2, prepare=lambda: spend(1000), most_calls=4)
+    twice = Statement("call(60); call(40)", {"call": call}, calls=2, prepare=prepare, most_calls=4)
     found = time_statements({"once": once, "twice": twice}, rounds=3, batch_ns=1000)
     assert [each.values.tolist() for each in (*found.calls.values(), found.loop)] == [[70] * 3, [50] * 3, [5] * 3]
+    assert max(runs) == 4
 
 
 @fast_args
