@@ -225,7 +225,7 @@ def capsules(t, i):
 WAYS = (
     ("each way into a kernel", 800_000, called),
     ("scalars, tuples, None, keywords and defaults", 80_000, lambda t, i: numbers(i, c=(1, (i, 1j)), b=None)),
-    ("buffers", 40_000, lambda t, i: tail(of(t.buffers, i))),
+    ("buffers", 40_000, lambda t, i: first(of(t.buffers, i))),
     ("exchange tables in Python, owning exports", 15_000, lambda t, i: tail(of(t.counted, i))),
     ("__dlpack__ of NumPy and of PyTorch, wrapped", 10_000, lambda t, i: tail(of(t.wrapped, i))),
     ("nogil", 30_000, lambda t, i: unlocked(t.some(i))),
