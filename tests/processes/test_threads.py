@@ -197,6 +197,16 @@ def set_rate(rate: int) -> None:
     RATE = rate
 
 
+def test_after_recompiling_no_call_finds_the_old_code(rated):
+    array = np.ones(3)
+    calls = [(kind(array), y) for kind in (np.asarray, Dunder, Tabled, Exported) for y in (0, 0.0)]
+    for rate in (1, 2, 3):
+        set_rate(rate)
+        rated.recompile()
+        for call in calls * 4:  # in turn: all have sites
+            assert rated(*call) == rate, call
+
+
 def test_a_call_while_the_kernel_forgets_its_overloads(rated):
     """Another thread's call, between two steps of ``recompile()``: what it notes for the next call is forgotten, too."""
     array = np.ones(3)
