@@ -1,7 +1,6 @@
 """Endurance of launches for CUDA, on the driver stub: every path in turn, with errors and refusals between. Memory stays flat.
 
-    python tests/cuda_soak.py                         # 100,000 launches with each of the packages installed
-    python tests/cuda_soak.py --launches 5000
+    python tests/cuda_soak.py 5000        # launches with each of the packages installed; without a number 100,000
 
 Not part of the suite. The paths are the rows of ``test_cuda_places.WHERE``, ``test_cuda_refusals.REFUSED``, and some more.
 After a warm-up nothing may grow beyond the bounds of ``soak``: resident memory, the memory blocks of CPython's allocator,
@@ -9,7 +8,6 @@ references to the arguments; each export is given back once, each event destroye
 or was not given back.
 """
 
-import argparse
 import collections
 import gc
 import importlib
@@ -24,6 +22,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent / "cuda"), str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import cuda_stub  # noqa: E402
+from soak import BLOCKS_BOUND, RESIDENT_BOUND, measured  # noqa: E402
 from stub_processes import PACKAGES, is_installed  # noqa: E402
 
 ROUNDS, WARM_ROUNDS = 40, 8
@@ -76,8 +75,6 @@ def paths(stub, package) -> tuple[dict, list, list]:
 
 def soak(stub, name: str, launches: int) -> bool:
     """Whether all is flat and given back for the package `name`."""
-    from soak import BLOCKS_BOUND, RESIDENT_BOUND, measured
-
     package = importlib.import_module(name)
     package.current_context()
     ways, held, ledgers = paths(stub, package)
@@ -98,9 +95,6 @@ def soak(stub, name: str, launches: int) -> bool:
     gc.collect()
     now = [sys.getrefcount(thing) for thing in held]
     resident, blocks, _ = (later - earlier for later, earlier in zip(measured(), before, strict=True))
-    seconds, made = time.perf_counter() - began, [ledger.made for ledger in ledgers]
-    print(f"  {each * ROUNDS * len(ways):,} launches of {len(ways)} kinds in {seconds:.0f} s; resident memory")
-    print(f"  {resident / 2**20:+.1f} MiB, blocks {blocks:+,}; {made} exports, {dict(events)}")
     tensors = {id(thing): thing.exported - thing.deleted for thing in held if hasattr(thing, "deleted")}
     checks = {
         "memory has grown": resident > RESIDENT_BOUND or blocks > BLOCKS_BOUND,
@@ -111,24 +105,20 @@ def soak(stub, name: str, launches: int) -> bool:
         "another context is current": stub.current_context() not in (0, stub.primary_context(0)),
     }
     wrong = [what for what, is_wrong in checks.items() if is_wrong]
-    for what in wrong:
-        print(f"  WRONG: {what}")
+    print(f"{name}: {each * ROUNDS * len(ways):,} launches of {len(ways)} kinds in {time.perf_counter() - began:.0f} s; memory")
+    print(f"  {resident / 2**20:+.1f} MiB, blocks {blocks:+,}; {[ledger.made for ledger in ledgers]} exports, {dict(events)}")
+    print(*(f"  WRONG: {what}" for what in wrong), sep="\n")
     return not wrong
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--launches", type=int, default=100_000)
-    launches = parser.parse_args().launches
+    launches = int(sys.argv[1]) if sys.argv[1:] else 100_000
     warnings.simplefilter("ignore")
-    good = True
     with tempfile.TemporaryDirectory() as directory:
         stub = cuda_stub.load(directory, force=True)
         stub.set_devices(3)
-        for name in filter(is_installed, PACKAGES):
-            print(name)
-            good &= soak(stub, name, launches)
-    return 0 if good else 1
+        is_good = [soak(stub, name, launches) for name in filter(is_installed, PACKAGES)]
+    return 0 if all(is_good) else 1
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@
 need not be memory where a tensor is: the driver stub runs no kernel.
 """
 
-import ctypes
 import itertools
 import math
 
 import numpy as np
+from made_producers import TABLE_CAPSULE, capsule, exchange_table
 from numba import types
 
 from fastexchange._abi import ffi
@@ -22,9 +22,6 @@ VIEW_WORDS = ffi.sizeof("DLTensor") // 8
 MANAGER_CONTEXT = ffi.offsetof("DLManagedTensorVersioned", "manager_ctx")
 MANAGED_VIEW = ffi.offsetof("DLManagedTensorVersioned", "dl_tensor")
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-_kept: list = []
 _addresses = itertools.count(0x7F0000000000, 1 << 20)
 
 
@@ -70,36 +67,19 @@ def _streams(function):
     return ffi.cast("intptr_t *", out[0])
 
 
-class _Framework(type):
-    """The metaclass of tensor types: makes the exchange table."""
-
-    def __new__(mcs, name, bases, namespace, stream=None):
-        return super().__new__(mcs, name, bases, namespace)
-
-    def __init__(cls, name, bases, namespace, stream=None):
-        super().__init__(name, bases, namespace)
-        if stream is None:
-            return
-        table = ffi.new("DLPackExchangeAPI *")
-        table.header.version.major, table.header.version.minor = 1, 3
-        cls.streams = _streams(stream)
-        functions = {
-            "current_work_stream": stream,
-            "managed_tensor_from_py_object_no_sync": export_and_count,
-            "dltensor_from_py_object_no_sync": borrow,
-            "managed_tensor_allocator": export_and_count,  # not called
-            "managed_tensor_to_py_object_no_sync": export_and_count,  # not called
-        }
-        for field, function in functions.items():
-            setattr(table, field, ffi.cast(ffi.typeof(getattr(table, field)), function.address))
-        _kept.append(table)
-        cls.__dlpack_c_exchange_api__ = _new_capsule(address_of(table), b"dlpack_exchange_api", None)
-
-
-class _Tensor(NativeCallable, metaclass=_Framework):
+class _Tensor(NativeCallable):
     """A tensor on a device; `strides` are given in elements, and then counted in bytes."""
 
     __slots__ = ("__dict__", "__weakref__")
+
+    def __init_subclass__(cls, stream=None, **changes):
+        """A type with an exchange table, changed as ``exchange_table`` says."""
+        super().__init_subclass__()
+        if stream is not None:
+            functions = {"managed_tensor_from_py_object_no_sync": export_and_count, "dltensor_from_py_object_no_sync": borrow}
+            functions = {name: function.address for name, function in (functions | {"current_work_stream": stream}).items()}
+            cls.__dlpack_c_exchange_api__ = capsule(exchange_table(**functions | changes), TABLE_CAPSULE)
+            cls.streams = _streams(stream)
 
     def __init__(
         self, shape, dtype="float32", strides=None, *,

@@ -16,12 +16,11 @@ CALLS = 4  # the first makes the cache entry
 
 @dataclass(frozen=True)
 class Form:
-    """A format by its definition."""
+    """A format by its definition: bits, those of the exponent among them, and its bias."""
 
     name: str
     bits: int
     exponent: int
-    """Bits of it."""
     bias: int
     special: str
     """``IEEE``, ``fn`` (one NaN of each sign, no infinity) or ``fnuz`` (one NaN, at minus zero)."""
@@ -30,25 +29,14 @@ class Form:
     def __str__(self):
         return self.name
 
-    @property
-    def fraction(self) -> int:
-        """Bits of it."""
-        return self.bits - 1 - self.exponent
-
-    @property
-    def word(self) -> np.dtype:
-        """The unsigned integer of its size."""
-        return np.dtype(f"u{self.bits // 8}")
-
-    @property
-    def dtype(self) -> np.dtype:
-        """NumPy's or ml_dtypes' dtype."""
-        return np.dtype("f2") if self.name == "float16" else np.dtype(getattr(ml_dtypes, self.name))
-
-    @property
-    def torch(self):
-        """PyTorch's dtype."""
-        return getattr(torch, self.name)
+    fraction = property(lambda form: form.bits - 1 - form.exponent)
+    """Bits of it."""
+    word = property(lambda form: np.dtype(f"u{form.bits // 8}"))
+    """The unsigned integer of its size."""
+    dtype = property(lambda form: np.dtype("f2") if form.name == "float16" else np.dtype(getattr(ml_dtypes, form.name)))
+    """NumPy's or ml_dtypes' dtype."""
+    torch = property(lambda form: getattr(torch, form.name))
+    """PyTorch's dtype."""
 
     @property
     def infinity(self) -> int:

@@ -13,7 +13,7 @@ import fastexchange
 ROOT = os.path.dirname(fastexchange.__file__)
 
 
-def _traced(prefix: str, event_of_interest: str, note: Callable[[tuple], object], work: Callable[[], object]) -> None:
+def traced(prefix: str, event_of_interest: str, note: Callable[[tuple], object], work: Callable[[], object]) -> None:
     """Do `work`, and ``note(place)`` before each line, or instruction, of files of the package whose path begins so."""
 
     def local(frame, event, argument):
@@ -47,7 +47,7 @@ def _at(place: tuple, event: str, act: Callable[[], object], work: Callable[[], 
             sys.settrace(None)
             act()
 
-    _traced(place[0], event, note, work)
+    traced(place[0], event, note, work)
 
 
 def _at_each(scene: Callable[[], tuple], event: str, name: str, step: int) -> Iterator[tuple[str, Callable, tuple]]:
@@ -55,7 +55,7 @@ def _at_each(scene: Callable[[], tuple], event: str, name: str, step: int) -> It
     for _ in range(2 if event == "opcode" else 1):  # CPython 3.13 may show a function's instructions only from its second call on
         places.clear()
         work, *_ = scene()
-        _traced(os.path.join(ROOT, name), event, places.setdefault, work)
+        traced(os.path.join(ROOT, name), event, places.setdefault, work)
         del work, _
     assert len(places) > 10, f"only {len(places)} places of the package were met: nothing is tested"
     for place in list(places)[::step]:

@@ -17,7 +17,6 @@ RTOL = {np.float32: 2e-6, np.float64: 1e-14}
 
 
 def vector(number, n):
-    """`n` random numbers."""
     return rng.normal(size=n).astype(number)
 
 

@@ -9,8 +9,6 @@ deleter is counted. Prints what each path took, and ends with exit code 1 if any
 """
 
 import argparse
-import array as stdlib_array
-import collections
 import contextlib
 import ctypes
 import gc
@@ -26,11 +24,13 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import made_producers  # noqa: E402
+import ways  # noqa: E402
+from counting import BUFFERS, TENSORS, forget_notes, memory_of, tensor_of  # noqa: E402
 from frameworks import torch, tvm_ffi  # noqa: E402
 
 from made_producers import (  # noqa: E402  # isort: skip
     ONLY_NUMBA, TABLE_CAPSULE, Dunder, Ignorant, Ledger, Legacy, Tabled, WithMethods, capsule, exchange_table, export_versioned,
-    ffi, fill, tabled_type,
+    ffi, fill,
 )
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack  # noqa: E402
@@ -77,66 +77,42 @@ def came_of(before: tuple, after: tuple, ledger: Ledger) -> list[str]:
 
 
 # ---- the paths -------------------------------------------------------------------------------------------------------
-class Forgetful(list):
-    """A list that stays empty: what producers note of their exports."""
-
-    def append(self, item):
-        pass
-
-
-def forgetful(tensor):
-    """`tensor`, which notes nothing."""
-    tensor.capsules = tensor.asked = Forgetful()
-    return tensor
-
-
 class Given:
     """An object whose ``__dlpack__`` is a function."""
+
+    __dlpack_device__ = staticmethod(lambda: (1, 0))
 
     def __init__(self, give):
         self.give = give
 
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, *, max_version=None, **options):
-        return self.give(max_version=max_version)
+    def __dlpack__(self, **options):
+        return self.give(**options)
 
 
-def interrupted(max_version):
+def interrupted(**options):
     raise KeyboardInterrupt
 
 
-Pair = collections.namedtuple("Pair", "left right")
-other_shape = np.ones((2, 2))
-add = fast_args(lambda x, y, z: x[0] + y[0] + z[0])
-add_unlocked = fast_args(nogil=True)(lambda x, y, z: x[0] + y[0] + z[0])
-scale = fast_args(lambda x, by=2.0, *, check=True: x[0] * by)
-tail = fast_args(lambda x: x[1:])
 itself = fast_args(lambda x: x)
+tail = fast_args(lambda x: x[1:])
 several = fast_args(lambda x, y: (x, (y[1:], x[0]), np.full(3, y[0]), "text", None))
 backwards = fast_args(lambda x: (np.ones(3), x[::-1]))
-nest = fast_args(lambda tree, pair: (tree[0][0] + tree[1][1][0], pair.left[1:], tree[1][0]))
-numbers = fast_args(lambda a, b, c, d: (a, b, c, d))
+numbers = fast_args(lambda a, b, c, d=2.0, *, check=True: (a, b, c, d))
 gather = fast_args(lambda *arguments: len(arguments))
+listed = fast_args(lambda tensors, rest: (tensors[0][0] + len(rest[0]), tensors[-1], rest[0][0][1:]))
 does_not_compile = fast_args(lambda x: x.no_such_attribute)
 keep = fast_args(lambda container, x: container.append(x[1:]))
+unlocked = fast_args(ways.total, nogil=True)
+CALLED = [(fast_args(function), call) for function, call in ways.WAYS.values()]
+"""Each way by which a tensor comes into a kernel."""
 
 
 @fast_args(parallel=True)
-def add_parallel(x):
+def parallel(x):
     s = 0.0
     for i in numba.prange(x.shape[0]):
         s += x[i]
     return s
-
-
-@fast_args
-def total(tensors, rest):
-    s = 0.0
-    for tensor in tensors:
-        s += tensor[0]
-    return s + len(rest[0]), tensors[-1], rest[0][0][1:]
 
 
 @fast_args
@@ -150,53 +126,42 @@ def shuffle(tensors, others):
 @fast_args(out="x[n] -> out[n]")
 def doubled(x, by=2.0, fail=False, out=None):
     if fail:
-        raise ValueError("no")
+        raise ValueError("no", 3)
     for i in range(x.shape[0]):
         out[i] = x[i] * by
 
 
-@fast_args
-def raises(x):
-    if x[0] > 0:
-        raise ValueError("no", 3)
-    return x
-
-
 class Tensors:
-    """Those that take the paths."""
-
     def __init__(self):
-        self.ledger = ledger = Ledger()
-        self.array = a = np.arange(1.0, 5.0)
+        self.ledger, memory = Ledger(), memory_of(1.0, 2.0, 3.0, 4.0)
+        self.array = a = memory.view(np.ndarray)
+        self.counted = [tensor_of(kind, memory, self.ledger) for kind in TENSORS]
         self.readonly = a.copy()
         self.readonly.flags.writeable = False
-        exports = tabled_type("ExportOnly", dltensor_from_py_object_no_sync=None)
-        self.counted = [Tabled(a, ledger), exports(a, ledger)]
-        self.counted += [forgetful(kind(a, ledger)) for kind in (Dunder, Legacy, Ignorant)]
         self.native = [a, self.readonly]
+        self.bad = [
+            Dunder(a, self.ledger, device_type=2), Tabled(a, self.ledger, data=0), Legacy(a, self.ledger, lanes=2),
+            Dunder(a, self.ledger, version=(2, 0)), Given(interrupted), a.astype(">f8"), object(), 2**70,
+        ]  # fmt: skip
+        self.targets = [np.ndarray]
         if torch is not None:
             self.native.append(torch.from_numpy(a))
-        if tvm_ffi is not None:
-            self.native.append(tvm_ffi.from_dlpack(a))
-        self.wrapped = [Given(tensor.__dlpack__) for tensor in self.native[:3]]
-        self.buffers = [memoryview(a), stdlib_array.array("d", a), bytearray(8), b"12345678", memoryview(b"12345678")]
-        self.tensors = [*self.native, *self.counted]
-        self.often_native = [*self.native * 3, *self.counted]
-        self.writeable = [x for x in self.tensors if type(x) not in (Legacy, Ignorant) and x is not self.readonly]
-        self.bad = [
-            forgetful(Dunder(a, ledger, device_type=2)), Tabled(a, ledger, data=0), forgetful(Legacy(a, ledger, lanes=2)),
-            forgetful(Dunder(a, ledger, version=(2, 0))), Given(interrupted), a.astype(">f8"), object(), 2**70,
-        ]  # fmt: skip
-        if torch is not None:
             self.bad += [torch.ones(4, requires_grad=True), torch._neg_view(torch.ones(4))]
             self.bad += [torch.ones(3, device="meta"), torch.ones(4).to_sparse()]
-        self.targets = [np.ndarray, *[torch.Tensor] * (torch is not None), *[tvm_ffi.Tensor] * (tvm_ffi is not None)]
+            self.targets.append(torch.Tensor)
+        if tvm_ffi is not None:
+            self.native.append(tvm_ffi.from_dlpack(a))
+            self.targets.append(tvm_ffi.Tensor)
+        self.wrapped = [Given(tensor.__dlpack__) for tensor in self.native[:3]]
+        self.buffers = [tensor_of(kind, memory, self.ledger) for kind in BUFFERS]
+        self.tensors = [*self.native, *self.counted]
+        self.writeable = [x for x in self.tensors if type(x) not in (Legacy, Ignorant) and x is not self.readonly]
         self.container = numba.typed.List.empty_list(numba.float64[::1])
         self.launches: list = []
 
-    def some(self, i: int, shares: int = 8):
-        """Mostly one of a framework, once in `shares` any."""
-        return of(self.native if i % shares else self.tensors, i)
+    def some(self, i: int):
+        """Mostly one of a framework, now and then any."""
+        return of(self.native if i % 8 else self.tensors, i)
 
 
 def of(things, i: int):
@@ -204,35 +169,30 @@ def of(things, i: int):
     return things[i % len(things)]
 
 
+def called(t, i):
+    kernel, call = of(CALLED, i)
+    call(kernel, t.some(i // len(CALLED)))
+
+
 def doubled_in_turn(t, i):
     tensor = of(t.tensors, i)
-    if i % 16 == 7:
-        fails(doubled, tensor, fail=True)
-    elif i % 16 == 11:
-        fails(doubled, other_shape)
-    elif i & 1:
-        doubled(tensor)
+    if i % 8 == 7:
+        fails(doubled, *((tensor, 2.0, True) if i & 8 else (np.ones((2, 2)),)))
     else:
         doubled(tensor, by=3.0, out=t.array if i & 2 else None)
 
 
 def bound(t, i):
     if i == 0:
-        t.launches += [add.bind(t.array, x, x) for x in t.tensors] + [several.bind(x, x) for x in t.tensors]
+        t.launches += [several.bind(t.array, x) for x in t.tensors] + [several.bind(x, x) for x in t.tensors]
     of(t.launches, i)()
     if i % 1000 == 999:
-        t.launches[0].rebind(z=t.array)
-
-
-def kept(t, i):
-    keep(t.container, of(t.writeable, i))
-    if i % 50 == 49:
-        t.container.clear()
+        t.launches[0].rebind(y=t.array)
 
 
 def not_binding(t, i):
-    given, named = (((t.array,) * 2, {}), ((t.array,) * 4, {}), ((t.array,) * 3, {"unknown": t.array}))[i % 3]
-    fails(add, *given, **named)
+    given, named = (((t.array,), {}), ((t.array,) * 3, {}), ((t.array,) * 2, {"unknown": t.array}))[i % 3]
+    fails(several, *given, **named)
 
 
 def lists_changed(t, i):
@@ -255,56 +215,31 @@ def conversions_refused(t, i):
     fails(call, *arguments, **options)
 
 
-def capsules_dropped(t, i):
-    tensor = of(t.tensors, i)
+def capsules(t, i):
+    tensor, take = of(t.tensors, i), (id, np.from_dlpack, tail, from_dlpack)[i % 4]
     is_readonly = tensor is t.readonly or isinstance(tensor, (Legacy, Ignorant))
-    to_dlpack(tensor, max_version=(1, 3) if is_readonly or i & 1 else None)
-
-
-def capsules_consumed(t, i):
-    consume = (np.from_dlpack, scale, from_dlpack)[i % 3]
-    made = to_dlpack(of(t.tensors, i), max_version=(1, 3))
-    consume(Given(lambda max_version: made))
-
-
-def explained(t, i):
-    tensor = of(t.tensors, i)
-    add.explain(tensor, t.array, t.bad[i % 4])
-    explain(tensor)
-
-
-def nested(t, i):
-    one, other = of(t.writeable, i), of(t.writeable, i // len(t.writeable))
-    nest((one, (2.5, other)), Pair(other, one))
-
-
-def listed(t, i):
-    total(t.writeable[i % len(t.writeable) :] if i % 50 else t.writeable * 10, ([t.array] * (1 + i % 2), i))
+    made = to_dlpack(tensor, max_version=(1, 3) if is_readonly or i & 4 or take is not id else None)
+    take(Given(lambda **options: made))
 
 
 WAYS = (
-    ("three arrays of NumPy", 240_000, lambda t, i: add(t.array, t.array, t.array)),
-    ("three tensors of PyTorch", 200_000, lambda t, i: add(t.native[2], t.native[2], t.native[2])),
-    ("three of any framework", 80_000, lambda t, i: add(of(t.native, i), of(t.native, i // len(t.native)), of(t.native, i // 7))),
-    ("keywords and defaults", 90_000, lambda t, i: scale(x=t.array, by=3.0) if i & 1 else scale(t.native[-1], check=False)),
-    ("scalars, tuples, None", 80_000, lambda t, i: numbers(i, 2.5, (1, (i, 1j)), None)),
-    ("buffers", 40_000, lambda t, i: scale(of(t.buffers, i))),
-    ("exchange tables in Python, owning exports", 15_000, lambda t, i: scale(of(t.counted, i))),
-    ("__dlpack__ of NumPy and of PyTorch, wrapped", 10_000, lambda t, i: scale(of(t.wrapped, i))),
-    ("nogil", 30_000, lambda t, i: add_unlocked(t.array, of(t.often_native, i), of(t.often_native, i))),
-    ("parallel", 2_000, lambda t, i: add_parallel(of(t.tensors, i))),
-    ("arrays returned, and views of them", 50_000, lambda t, i: (itself, tail)[i & 1](t.some(i // 2, 4))),
+    ("each way into a kernel", 800_000, called),
+    ("scalars, tuples, None, keywords and defaults", 80_000, lambda t, i: numbers(i, c=(1, (i, 1j)), b=None)),
+    ("buffers", 40_000, lambda t, i: first(of(t.buffers, i))),
+    ("exchange tables in Python, owning exports", 15_000, lambda t, i: tail(of(t.counted, i))),
+    ("__dlpack__ of NumPy and of PyTorch, wrapped", 10_000, lambda t, i: tail(of(t.wrapped, i))),
+    ("nogil", 30_000, lambda t, i: unlocked(t.some(i))),
+    ("parallel", 2_000, lambda t, i: parallel(of(t.tensors, i))),
+    ("arrays returned, and views of them", 50_000, lambda t, i: (itself, tail)[i & 1](t.some(i // 2))),
     ("results in tuples, new arrays, text", 20_000, lambda t, i: several(t.some(i), t.array)),
     ("results that PyTorch has no tensors for", 1_000, lambda t, i: fails(backwards, t.native[2])),
-    ("views kept in a list", 15_000, kept),
+    ("views kept in a list", 15_000, lambda t, i: (keep(t.container, of(t.writeable, i)), i % 50 or t.container.clear())),
     ("bound launches", 50_000, bound),
-    ("tuples and named tuples", 15_000, nested),
-    ("lists", 20_000, listed),
+    ("lists", 20_000, lambda t, i: listed(t.writeable[i % 5 :] * (1 if i % 50 else 9), ([t.array] * (1 + i % 2), i))),
     ("lists that the kernel changes", 10_000, lists_changed),
-    ("lists refused", 1_000, lambda t, i: fails(total, [*t.tensors, t.bad[i % 6] if i & 1 else other_shape], ([t.array], 1))),
-    ("declared outputs", 14_000, doubled_in_turn),
-    ("exceptions in the kernel", 20_000, lambda t, i: fails(raises, t.some(i))),
-    ("refused", 12_000, lambda t, i: fails(add, t.array, of(t.bad, i), t.array)),
+    ("lists refused", 1_000, lambda t, i: fails(listed, [*t.tensors, t.bad[i % 6]], ([t.array], 1))),
+    ("declared outputs, exceptions in the kernel", 14_000, doubled_in_turn),
+    ("refused", 12_000, lambda t, i: fails(several, t.array, of(t.bad, i))),
     ("refused in the middle of seven", 4_000, lambda t, i: fails(gather, *t.tensors[:3], of(t.bad, i), *t.counted[:3])),
     ("arguments that do not bind", 8_000, not_binding),
     ("beside what only Numba takes", 3_000, lambda t, i: gather(ONLY_NUMBA, of(t.tensors, i))),
@@ -312,14 +247,12 @@ WAYS = (
     ("compile errors of new kernels", 100, lambda t, i: fails(fast_args(lambda x: x.no_such_attribute), of(t.tensors, i))),
     ("conversions", 10_000, converted),
     ("conversions refused", 3_000, conversions_refused),
-    ("capsules dropped", 3_000, capsules_dropped),
-    ("capsules consumed", 3_000, capsules_consumed),
-    ("explanations", 900, explained),
+    ("capsules dropped and consumed", 6_000, capsules),
+    ("explanations", 900, lambda t, i: (several.explain(of(t.tensors, i), t.bad[i % 4]), explain(of(t.tensors, i)))),
 )
 
 
 def fails(call, *arguments, **keywords) -> None:
-    """The call raises; the exception is gone."""
     try:
         call(*arguments, **keywords)
     except BaseException:
@@ -332,7 +265,7 @@ def soak_calls(total: int) -> list[str]:
     tensors = Tensors()
     ways = [way for way in WAYS if torch is not None or "PyTorch" not in way[0]]
     whole = sum(share for _, share, _ in ways)
-    counts = {name: [0, 0.0, 0, 0] for name, _, _ in ways}  # calls, seconds, blocks, resident bytes
+    counts = {name: np.zeros(3) for name, _, _ in ways}  # calls, seconds, blocks
     began, before = time.perf_counter(), None
 
     def work(call, times: int) -> None:
@@ -340,6 +273,8 @@ def soak_calls(total: int) -> list[str]:
             call(tensors, i)
         tensors.container.clear()
         tensors.launches.clear()
+        for tensor in (*tensors.counted, *tensors.bad):
+            forget_notes(tensor)
 
     for _, share, call in ways:  # whatever is compiled is compiled now
         work(call, 600 if share > 1000 else 20)
@@ -350,19 +285,17 @@ def soak_calls(total: int) -> list[str]:
             before = measured()
         for name, share, call in ways:
             times = max(1, round(total * share / whole / ROUNDS))
-            blocks, bytes_, start = sys.getallocatedblocks(), resident(), time.perf_counter()
+            blocks, start = sys.getallocatedblocks(), time.perf_counter()
             work(call, times)
             seconds = time.perf_counter() - start
             gc.collect()
-            grown = sys.getallocatedblocks() - blocks, resident() - bytes_
-            grown = grown if index >= WARM_ROUNDS else (0, 0)
-            counts[name] = [count + more for count, more in zip(counts[name], (times, seconds, *grown), strict=True)]
+            counts[name] += times, seconds, (sys.getallocatedblocks() - blocks) * (index >= WARM_ROUNDS)
     after = measured()
     gc.unfreeze()
-    print(f"\n{'path':<46}{'calls':>12}{'seconds':>9}{'blocks':>9}{'KiB':>9}")
-    for name, (calls, seconds, blocks, bytes_) in counts.items():
-        print(f"{name:<46}{calls:>12,}{seconds:>9.1f}{blocks:>9,}{bytes_ // 1024:>9,}")
-    print(f"{sum(calls for calls, *_ in counts.values()):,} calls in {time.perf_counter() - began:.0f} s")
+    print(f"\n{'path':<46}{'calls':>12}{'seconds':>9}{'blocks':>9}")
+    for name, (calls, seconds, blocks) in counts.items():
+        print(f"{name:<46}{calls:>12,.0f}{seconds:>9.1f}{blocks:>9,.0f}")
+    print(f"{sum(count[0] for count in counts.values()):,.0f} calls in {time.perf_counter() - began:.0f} s")
     return came_of(before, after, tensors.ledger)
 
 
@@ -403,8 +336,8 @@ MAKERS = {
     "table": lambda answer, number: _new(table=of(_TABLES, number)[0])(),
     "table of owning exports": lambda answer, number: _new(table=of(_TABLES, number)[1])(),
     "inherited table": lambda answer, number: _new(_new(table=of(_TABLES, number)[number // 8 & 1]))(),
-    "__dlpack__": lambda answer, number: forgetful(_new(Dunder)(answer, answers_given)),
-    "__dlpack__, no table": lambda answer, number: forgetful(_new(Dunder, table=3)(answer, answers_given)),
+    "__dlpack__": lambda answer, number: _new(Dunder)(answer, answers_given),
+    "__dlpack__, no table": lambda answer, number: _new(Dunder, table=3)(answer, answers_given),
     "__dlpack__, counted": lambda answer, number: _new(WithMethods, made_producers._Tabled)(answer, answers_given),
     "subclass of ndarray": lambda answer, number: answer.view(_new(np.ndarray)),
     "refused": lambda answer, number: _new()(),
@@ -459,29 +392,21 @@ def soak_types(total: int, seed: int = 0) -> list[str]:
     while made < total or before is None:
         if made >= warm and before is None:
             before = measured()
-        alive = []
-        for _ in range(BATCH):
-            name = generator.choice(names)
+        for name in generator.choices(names, k=BATCH):
             tensor, want = made_by(name, generator.randrange(1000))
-            kind, address = f"{name} {want!r}", id(type(tensor))
-            if address in last_kind:
-                reused += 1
-                by_others += last_kind[address] != kind
+            kind, address, times = f"{name} {want!r}", id(type(tensor)), generator.randrange(1, 5)
+            reused += address in last_kind
+            by_others += last_kind.get(address, kind) != kind
             last_kind[address] = kind
-            alive.append((tensor, want, kind))
-        made += BATCH
-        generator.shuffle(alive)
-        for tensor, want, kind in alive:
-            times = generator.randrange(1, 5)
             calls += times
             wrong = wrong_answer(tensor, want, times)
             if wrong and len(problems) < 10:
                 problems.append(f"{wrong} in a new type's tensor, {kind}")
-        del tensor, alive
+        made += BATCH
+        del tensor
         gc.collect()
-        if generator.random() < 0.1:
-            last = generator.choice(_ANSWERS)
-            assert first(last) == last[0]
+        last = generator.choice(_ANSWERS)
+        assert first(last) == last[0]
     after = measured()
     gc.unfreeze()
     if len(runtime().entries) > known + 8:

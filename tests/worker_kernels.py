@@ -2,9 +2,7 @@
 
 import os
 
-import numpy as np
-
-from fastexchange import convert, fast_args
+from fastexchange import fast_args
 
 
 @fast_args(cache=True)
@@ -45,29 +43,3 @@ def call(kernel, *arguments):
     result = kernel(*arguments)
     after = kernel.counts()
     return result, (after.fast, after.slow) == (before.fast + 1, before.slow), os.getpid()
-
-
-def report(queue, kernel, array):
-    """A process's work: compile a kernel, and send what the given one makes of the array."""
-    assert fast_args(lambda x: x.size)(array) == array.size
-    queue.put(kernel(array))
-
-
-class Samples:
-    """A data set whose items are made by a kernel."""
-
-    def __len__(self):
-        return 22
-
-    def __getitem__(self, index):
-        import torch
-
-        return scaled(2.0, torch.full((5,), float(index)))
-
-
-def collate(samples):
-    """A batch put together by kernels: from arrays that a kernel made, from tensors, and through a conversion."""
-    import torch
-
-    batch = torch.stack([convert(sample, torch.Tensor) for sample in samples])
-    return batch, torch.tensor([total(sample) for sample in samples]), torch.from_numpy(np.asarray(scaled(1.0, batch, 0.5)))

@@ -9,10 +9,14 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from children import in_fork
 from forked import fork_python, needs_fork
+from numba import TypingError
 
 from fastexchange.ground import disk_cache
+from fastexchange.ground.cfunction import code_cache
 from fastexchange.ground.disk_cache import CacheFolder
 from fastexchange.ground.numba_internals import global_compiler_lock
 
@@ -41,17 +45,13 @@ def holder(folder: CacheFolder, name: str = "name", key: str = "key"):
         os._exit(0)
     assert os.read(holds, 1) == b"1"
 
-    ordered = []
-
     def order(what: str) -> None:
-        ordered.append(what)
         os.write(tell, what.encode())
 
     try:
         yield order
     finally:
-        if not ordered:
-            os.kill(child, signal.SIGKILL)
+        order("d")
         os.waitpid(child, 0)
         for each in (told, tell, holds, says):
             os.close(each)
@@ -75,12 +75,10 @@ def claim_of(folder: CacheFolder):
 
 
 def left(folder: CacheFolder) -> list[Path]:
-    """The files of claims."""
     return list(folder.path.glob("*.tmp"))
 
 
 def test_a_claim_leaves_no_file(folder, tmp_path):
-    """And believes no link in the place of its file."""
     claim = claim_of(folder)
     (file,) = left(folder)
     assert folder.save("name", "key", 3)
@@ -92,7 +90,6 @@ def test_a_claim_leaves_no_file(folder, tmp_path):
 
 
 def test_who_waits_loads_what_the_other_has_made(folder):
-    """Another entry is not waited for."""
     with holder(folder) as order:
         folder.claim("name", "another").release(False), folder.claim("another", "key").release(False)
         order("s")
@@ -137,16 +134,14 @@ def test_a_note_that_it_was_not_kept(folder, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    claim = claim_of(folder)
-    handle = os.open(left(folder)[0], os.O_RDWR)
-    monkeypatch.setattr(os, "write", full)
-    claim.release(False)
-    assert left(folder) == [] and os.fstat(handle).st_size
-    os.close(handle)
-    claim = claim_of(folder)
-    monkeypatch.setattr(os, "ftruncate", full)
-    claim.release(False)
-    assert left(folder) == [], "without a note the file was not removed"
+    for name, is_noted in (("write", True), ("ftruncate", False)):
+        claim = claim_of(folder)
+        handle = os.open(left(folder)[0], os.O_RDWR)
+        monkeypatch.setattr(os, name, full)
+        claim.release(False)
+        assert left(folder) == [], "without a note the file was not removed"
+        assert os.fstat(handle).st_size or not is_noted
+        os.close(handle)
     monkeypatch.undo()
     claim = claim_of(folder)
     (file,) = left(folder)
@@ -172,22 +167,20 @@ def test_waiting_has_a_limit_and_can_be_interrupted(folder, monkeypatch):
 def test_within_a_compilation_nobody_waits(folder, monkeypatch):
     """Two processes could wait for each other, and all threads of both for them."""
     monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
+    @disk_cache.claiming
+    def compiled():
+        claim = folder.claim("name", "another")
+        assert folder.claim("name", "key") is None
+        claim.release(True)
+
+    @disk_cache.claiming
+    def compiled_without_a_claim():
+        with global_compiler_lock:
+            assert claim_of(folder) is folder.claim("name", "key") is None
+
     with holder(folder):
         with global_compiler_lock:
             assert claim_of(folder) is None
-
-        @disk_cache.claiming
-        def compiled():
-            claim = folder.claim("name", "another")
-            assert folder.claim("name", "key") is None
-            claim.release(True)
-
-        @disk_cache.claiming
-        def compiled_without_a_claim():
-            with global_compiler_lock:
-                assert claim_of(folder) is None
-                assert folder.claim("name", "key") is None
-
         compiled(), compiled_without_a_claim()
 
 
@@ -212,33 +205,22 @@ def waiting(folder: CacheFolder, got: list):
     assert not thread.is_alive()
 
 
-def test_who_waits_does_not_hold_numbas_lock(folder, monkeypatch):
-    """Other threads compile meanwhile, and so do children that are forked."""
+def test_who_waits_does_not_hold_numbas_lock_and_looks_for_the_entry(folder, monkeypatch):
+    """Others compile meanwhile, and may make the entry without a claim, after their limit."""
     monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
-    got = []
+    got: list = []
     with holder(folder) as order, waiting(folder, got):
         assert global_compiler_lock._lock.acquire(timeout=20)
         global_compiler_lock._lock.release()
-        child = os.fork()
-        if not child:
-            os._exit(not global_compiler_lock._lock.acquire(timeout=10))
-        assert os.waitpid(child, 0)[1] == 0
+        assert in_fork(lambda: not global_compiler_lock._lock.acquire(timeout=10)) == 0
         order("d")
-    assert got[0] is not None
-    got[0].release(True)
-
-
-def test_who_waits_looks_for_the_entry(folder, monkeypatch):
-    """Another process may have made it without a claim, after its limit."""
-    monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
-    got = []
+    got.pop().release(True)
     with holder(folder), waiting(folder, got):
         assert folder.save("name", "key", "made")
     assert got == [None] and folder.load("name", "key") == "made"
 
 
 def test_a_claim_that_is_not_needed_any_more(folder):
-    """What the call makes has been made by another thread meanwhile."""
     calls = []
 
     @disk_cache.claiming
@@ -277,12 +259,10 @@ def test_folders_in_which_nothing_can_be_claimed(folder, tmp_path, monkeypatch):
     shared.path.mkdir()
     shared.path.chmod(0o777)
     assert claim_of(shared) is None and list(shared.path.iterdir()) == []
-    claim = claim_of(folder)
-    shutil.rmtree(folder.path)
-    claim.release(False)
-    claim = claim_of(folder)
-    folder.path.rename(tmp_path / "gone")
-    claim.release(True)
+    for vanish in (shutil.rmtree, lambda path: path.rename(tmp_path / "gone")):
+        claim = claim_of(folder)
+        vanish(folder.path)
+        claim.release(vanish is not shutil.rmtree)
     assert not folder.path.exists()
 
     def no_locks(handle, how):
@@ -301,98 +281,72 @@ from fastexchange import fast_args
 from fastexchange.ground import cfunction
 
 @fast_args(cache=True)
-def inner(x):
-    return x.sum()
-
+def inner(x): return x.sum()
 @fast_args(cache=True)
-def outer(x):
-    return inner(x) * 2
-
+def outer(x): return inner(x) * 2
 @fast_args(cache=True)
-def fails(x):
-    return x.no_such_attribute
+def fails(x): return x.no_such_attribute
 
 def times(factor):
     # a function of the package
-    def function(number):
-        return number * factor
+    function = lambda number: number * factor
     function.__module__, function.__qualname__ = "fastexchange.ground.native", f"times_{factor}"
     return cfunction.cfunction(types.int64, types.int64)(function)
 """
 
-STORM = """
-    import json, os, signal, sys
-    sys.path.insert(0, sys.argv[1])
-    import numpy as np
-    import kernels_of_the_test as k
-    from fastexchange.ground.cfunction import code_cache
 
+def call_everything(start, removed: str) -> tuple[int, ...]:
+    """What a process compiles of two kernels and of the package. One of the processes removes a folder meanwhile."""
+    import kernels_of_the_test as kernels
+
+    before = code_cache.misses
+    if start[0].wait(60) == 0 and removed:
+        while not any(".claim.tmp" in str(files) for _, _, files in os.walk(removed)):
+            time.sleep(0.001)
+        shutil.rmtree(removed, ignore_errors=True)
+    assert kernels.outer(np.arange(3.0)) == 6.0
+    with pytest.raises(TypingError):
+        kernels.fails(1.0)
+    assert all(kernels.times(factor).address for factor in range(6))
+    misses = (sum(kernel.stats.cache_misses.values()) for kernel in (kernels.outer, kernels.inner))
+    return *misses, code_cache.misses - before
+
+
+STORM = """
+    import concurrent.futures, functools, multiprocessing, sys
+    sys.path.insert(0, sys.argv[1])
+    from test_claims import call_everything, code_cache
     del code_cache.folders  # there is another now, an empty one
     code_cache._libraries.clear()
-    before = code_cache.misses
-    started, start = os.pipe()
-    results, result = os.pipe()
-    children = []
-    for number in range(4):
-        children.append(os.fork())
-        if not children[-1]:
-            signal.alarm(200)
-            os.close(start)
-            os.read(started, 1)  # until all are there
-            right = k.outer(np.arange(3.0)) == 6.0
-            try:
-                k.fails(1.0)
-                right = False
-            except Exception as error:
-                right = right and type(error).__name__ == "TypingError"
-            right = right and all([k.times(factor).address for factor in range(6)])
-            misses = [sum(kernel.stats.cache_misses.values()) for kernel in (k.outer, k.inner)]
-            os.write(result, json.dumps([right, *misses, code_cache.misses - before]).encode() + b"\\n")
-            os._exit(0)
-    os.close(started), os.close(result)
-    os.close(start)
-    with os.fdopen(results) as stream:
-        lines = [json.loads(line) for line in stream]
-    assert len(lines) == len(children) and all(line[0] for line in lines), lines
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
-    print(*map(sum, list(zip(*lines))[1:]))
+    def work(removed):
+        return call_everything(start, removed)
+    context = multiprocessing.get_context("fork")
+    start = [context.Barrier(4)]
+    with concurrent.futures.ProcessPoolExecutor(4, mp_context=context) as pool:
+        print(*map(sum, zip(*pool.map(work, sys.argv[2:] * 4))))
     """
 
 
+def storm(folder: Path, removed: str = "") -> list[int]:
+    """How often outer(), inner() and functions of the package are compiled by four processes, with an empty cache."""
+    (folder / "kernels_of_the_test.py").write_text(KERNELS)
+    return [*map(int, fork_python(STORM, str(folder), removed, NUMBA_CACHE_DIR=str(folder / "cache")).stdout.split())]
+
+
 def test_processes_compile_each_kernel_once(tmp_path):
-    """And each of the package's own functions: nothing is in the folder."""
-    (tmp_path / "kernels_of_the_test.py").write_text(KERNELS)
-    cache = tmp_path / "cache"
-    outer, inner, native = map(int, fork_python(STORM, str(tmp_path), NUMBA_CACHE_DIR=str(cache)).stdout.split())
+    outer, inner, native = storm(tmp_path)
     assert (outer, inner) == (1, 1)
-    entries = [path for path in cache.rglob("*") if path.is_file()]
+    entries = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert all(path.suffix == ".entry" for path in entries), "claims are left"
     own = [path for path in entries if not path.name.startswith(("kernels_of_the_test", "self_test"))]
     assert 6 < native <= len(own), "a function was compiled by several"
 
 
-WAITS = "os.read(started, 1)  # until all are there\n"
-VANISHES = """
-            import shutil, time
-            while number == 0 and not any(".claim.tmp" in str(files) for _, _, files in os.walk(sys.argv[2])):
-                time.sleep(0.001)
-            number or shutil.rmtree(sys.argv[2], ignore_errors=True)
-"""
-AFTER = """
-    import sys
-    sys.path.insert(0, sys.argv[1])
-    import numpy as np
-    import kernels_of_the_test as k
-    print(k.outer(np.arange(3.0)), sum(k.outer.stats.cache_misses.values()))
-    """
-
-
 def test_a_folder_that_vanishes_while_processes_compile(tmp_path):
     """Those that hold claims in it, and those that wait, go on; later ones keep their code where it was."""
-    (tmp_path / "kernels_of_the_test.py").write_text(KERNELS)
     cache = str(tmp_path / "cache")
-    assert WAITS in STORM
-    storm = STORM.replace(WAITS, WAITS + VANISHES)
-    assert int(fork_python(storm, str(tmp_path), cache, NUMBA_CACHE_DIR=cache).stdout.split()[0]) >= 1
-    later = [fork_python(AFTER, str(tmp_path), NUMBA_CACHE_DIR=cache).stdout.split() for _ in range(2)]
+    assert storm(tmp_path, cache)[0] >= 1
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import numpy as np; from kernels_of_the_test import outer; "
+    code += "print(outer(np.arange(3.0)), sum(outer.stats.cache_misses.values()))"
+    later = [fork_python(code, str(tmp_path), NUMBA_CACHE_DIR=cache).stdout.split() for _ in range(2)]
     assert later[0] in (["6.0", "1"], ["6.0", "0"]) and later[1] == ["6.0", "0"]

@@ -17,11 +17,21 @@ import numba
 import numpy as np
 import pytest
 from interpreter import run_python
-from numba.extending import intrinsic, overload, type_callable
+from numba.core.typeconv import Conversion
+from numba.core.typeconv.rules import default_casting_rules
+from numba.extending import (
+    intrinsic,
+    make_attribute_wrapper,
+    models,
+    overload,
+    overload_attribute,
+    register_model,
+    type_callable,
+)  # fmt: skip
 
 from fastexchange import fast_args
 from fastexchange.calls.dependencies import NotDescribable, dependencies, meaning_of, note_loaded
-from fastexchange.ground.numba_extensions import extensions
+from fastexchange.ground.numba_extensions import conversions, extensions
 from fastexchange.ground.numba_internals import is_known_file
 
 
@@ -52,6 +62,12 @@ def executed(source: str, *jitted: str, **names) -> dict:
 def digest(value, code="value", **options):
     """Of a function that names `value`."""
     return dependencies(executed(f"def function(x):\n    return {code}", value=value)["function"], options)
+
+
+def refused(words: str, *given) -> None:
+    """What :func:`digest` is given cannot be described."""
+    with pytest.raises(NotDescribable, match=words):
+        digest(*given)
 
 
 def closure(held):
@@ -110,7 +126,6 @@ PAIRS = [
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_values_that_differ_have_different_digests(pair):
-    """Also as attributes of modules."""
     one, other = pair
     assert digest(one) == digest(one) != digest(other)
     used = [digest(module(used=each), "value.used") for each in (one, one, other)]
@@ -132,52 +147,35 @@ def test_wherever_the_name_stands(code):
 
 
 def test_calls_are_followed():
-    """Also of what calls itself, and what holds itself."""
     names = executed("def outer(x): return inner(x)\ndef inner(x): return x + LIMIT")
     found = []
-    for limit in (1, 2, 1):
-        names["LIMIT"] = limit
+    for names["LIMIT"] in (1, 2, 1):
         found.append(digest(numba.njit(names["outer"])))
     assert found[0] == found[2] != found[1]
     del names["LIMIT"]
     assert digest(numba.njit(names["outer"])) not in found
-    names = executed("def f(x): return g(x)\ndef g(x): return f(x) + h.f(x)")
-    names["h"] = module(f=names["f"])
-    names["h"].self = names["h"]
-    names["f"], names["g"] = numba.njit(names["f"]), numba.njit(names["g"])
-    assert digest(names["f"]) == digest(names["f"])
+    names = executed("def f(x): return g(x)\ndef g(x): return f(x) + h.f(x)", "f", "g", h=module())
+    names["h"].f, names["h"].self = names["f"].py_func, names["h"]
     held: list = [1]
     held.append(held)
-    assert digest(held) == digest(held)
+    for each in (names["f"], held):
+        assert digest(each) == digest(each)
 
 
 def test_options_and_implementations_of_functions():
     assert len({dependencies(plain, options) for options in ({}, {"fastmath": True}, {"locals": {"x": numba.float32}})}) == 3
 
-    def registered(implementation, **options):
-        def stub(x):
-            pass
+    def stubs():
+        yield executed("def stub(x): pass")["stub"]
+        for constant, options in ((1, {}), (2, {}), (1, {"error_model": "python"}), (1, {"error_model": "numpy"})):
+            stub = executed("def stub(x): pass")["stub"]
+            overload(stub, jit_options=options)(eval(f"lambda x: lambda x: x + {constant}"))
+            yield stub
+        for constant in (0, 1):
+            yield intrinsic(eval(f"lambda typing, x: (x(x), lambda context, builder, signature, values: values[{constant}])"))
 
-        overload(stub, jit_options=options)(implementation)
-        return stub
-
-    def typed(constant):
-        def definition(typingctx, x):
-            return x(x), lambda context, builder, signature, values: values[constant]
-
-        return intrinsic(definition)
-
-    def plain_for(x):
-        return lambda x: x
-
-    def stub(x):
-        pass
-
-    before = digest(stub)
-    overload(stub)(lambda x: lambda x: x + 1)
-    assert digest(stub) == digest(stub) != before
-    assert digest(registered(plain_for, error_model="numpy")) != digest(registered(plain_for, error_model="python"))
-    assert digest(typed(0)) != digest(typed(1))
+    found = [(digest(each), digest(each)) for each in stubs()]
+    assert len(set(found)) == 7 and all(one == other for one, other in found)
 
 
 UNTOLD = [
@@ -189,12 +187,10 @@ UNTOLD = [
 
 @pytest.mark.parametrize("value", UNTOLD, ids=range(len(UNTOLD)))
 def test_what_cannot_be_described(value):
-    with pytest.raises(NotDescribable, match="'value', named by function, is "):
-        digest(value)
-    with pytest.raises(NotDescribable, match="'used' of module module_of_the_test is "):
-        digest(module(used=value), "value.used" if not isinstance(value, types.ModuleType) else "len(value.used)")
-    with pytest.raises(NotDescribable, match=r"'held', named by closure.<locals>.<lambda>, is "):
-        digest(closure(value))
+    refused("'value', named by function, is ", value)
+    used = "value.used" if not isinstance(value, types.ModuleType) else "len(value.used)"
+    refused("'used' of module module_of_the_test is ", module(used=value), used)
+    refused(r"'held', named by closure.<locals>.<lambda>, is ", closure(value))
 
 
 def late(x):
@@ -226,16 +222,14 @@ class Lazy(types.ModuleType):
     pytest.param(functools.reduce(lambda deep, _: (deep,), range(10_000), ()), "value", "RecursionError", id="deep tuples"),
 ])  # fmt: skip
 def test_what_else_cannot_be_described(value, code, words):
-    with pytest.raises(NotDescribable, match=words):
-        digest(value, code)
+    refused(words, value, code)
 
 
 @pytest.mark.parametrize("code", ["getattr(value, 's')", "len(value)", "[m.s for m in (value,)]", "(lambda m: m.s)(value)"])
 def test_modules_whose_attributes_are_not_read_by_name(code):
     """Anybody may have put some there, in NumPy, too."""
     for each in (np, math, numba, module()):
-        with pytest.raises(NotDescribable, match="'value', named by function, is a module, and used as a value"):
-            digest(each, code)
+        refused("'value', named by function, is a module, and used as a value", each, code)
 
 
 def test_classes_as_arguments(monkeypatch):
@@ -265,22 +259,20 @@ def test_classes_that_another_process_makes_anew(where):
 
 
 def test_names_that_builtins_has(monkeypatch):
-    found = []
+    name, found = "value_of_the_test", []
     for value in (1, 2, numba.njit(plain), len):
-        monkeypatch.setattr(builtins, "value_of_the_test", value, raising=False)
-        found.append(digest(0, "value_of_the_test"))
-    monkeypatch.setattr(builtins, "value_of_the_test", object())
-    with pytest.raises(NotDescribable, match="'value_of_the_test', named by function, is a 'object'"):
-        digest(0, "value_of_the_test")
-    monkeypatch.delattr(builtins, "value_of_the_test")
-    found.append(digest(0, "value_of_the_test"))
+        monkeypatch.setattr(builtins, name, value, raising=False)
+        found.append(digest(0, name))
+    monkeypatch.setattr(builtins, name, object())
+    refused("'value_of_the_test', named by function, is a 'object'", 0, name)
+    monkeypatch.delattr(builtins, name)
+    found.append(digest(0, name))
     assert len(set(found)) == 5
-    monkeypatch.setattr(builtins, "value_of_the_test", 1, raising=False)
+    monkeypatch.setattr(builtins, name, 1, raising=False)
     inner = executed("def inner(x): return x + value_of_the_test", "inner")["inner"]
     assert inner(1) == 2 and digest(inner)
-    monkeypatch.setattr(builtins, "value_of_the_test", 2)
-    with pytest.raises(NotDescribable, match="compiled already"):
-        digest(inner)
+    monkeypatch.setattr(builtins, name, 2)
+    refused("compiled already", inner)
 
 
 def test_what_somebody_has_put_into_numpy(monkeypatch):
@@ -296,8 +288,7 @@ def test_what_somebody_has_put_into_numpy(monkeypatch):
     own = executed("def own(x): return held", "own", held=object())["own"]
     for each in (ctypes.CFUNCTYPE(ctypes.c_double)(abs), own, [object()]):
         monkeypatch.setattr(np, "own", each, raising=False)
-        with pytest.raises(NotDescribable):
-            digest(np, "value.own(x)")
+        refused("own", np, "value.own(x)")
 
 
 LIBRARY = os.path.dirname(os.__file__)
@@ -315,8 +306,7 @@ def test_others_files_in_pythons_library(folder, monkeypatch):
         monkeypatch.setitem(sys.modules, made.__name__, made)
         found += [digest(made, "value.scale(x)"), digest(made.scale), digest(made, "value.LIMIT")]
     assert len(set(found)) == 6
-    with pytest.raises(NotDescribable, match="'value', named by function"):
-        digest(type("Class", (), {"__module__": made.__name__}))
+    refused("'value', named by function", type("Class", (), {"__module__": made.__name__}))
 
 
 def test_pythons_own_files(tmp_path, monkeypatch):
@@ -338,24 +328,16 @@ def test_functions_compiled_with_what_was_there():
     before = digest(names["outer"])
     assert names["inner"](1.0) == 2.0 and digest(names["outer"]) == before
     names["LIMIT"] = 2
-    with pytest.raises(NotDescribable, match="'inner', named by outer, has been compiled already"):
-        digest(names["outer"])
+    refused("'inner', named by outer, has been compiled already", names["outer"])
     names["inner"].recompile()  # but not what the old code is part of
     assert names["inner"](1.0) == 3.0
     for names["LIMIT"] in (1, 2):
-        with pytest.raises(NotDescribable, match="has been compiled already"):
-            digest(names["outer"])
-
-
-def test_functions_compiled_with_others_of_the_same_name():
-    names = executed("def outer(x): return inner(x)\ndef taker(x): return held[0](x)", "outer", "taker")
-    for outer in (names["outer"], names["taker"]):
-        names["inner"], names["held"] = nested(1), (nested(1),)
-        assert outer(1.0) == 2.0
-        digest(outer)
+        refused("has been compiled already", names["outer"])
+    for source in ("inner(x)", "held[0](x)"):  # with others of the same name
+        names = executed(f"def outer(x): return {source}", "outer", inner=nested(1), held=(nested(1),))
+        assert names["outer"](1.0) == 2.0 and digest(names["outer"])
         names["inner"], names["held"] = nested(2), (nested(2),)
-        with pytest.raises(NotDescribable, match="has been compiled already"):
-            digest(outer)
+        refused("has been compiled already", names["outer"])
 
 
 def test_functions_that_are_compiled_into_others_alone():
@@ -369,21 +351,17 @@ def test_functions_that_are_compiled_into_others_alone():
     names["LIMIT"] = 2
     for _ in range(2):
         for each in (outer, loaded):
-            with pytest.raises(NotDescribable, match=r"'inner', named by .*, has been compiled already"):
-                digest(each)
+            refused(r"'inner', named by .*, has been compiled already", each)
         assert inner(1.0) == 3.0
 
 
 def test_implementations_that_have_been_compiled(monkeypatch):
     source = "def stub(x): pass\n@overload(stub)\ndef ours(x): return lambda x: x + LIMIT\ndef outer(x): return stub(x)"
     names = executed(source, "outer", LIMIT=1, overload=overload)
-    outer = names["outer"]
-    assert outer(1.0) == 2.0
-    digest(names["stub"]), digest(outer)
+    assert names["outer"](1.0) == 2.0 and digest(names["stub"]) != digest(names["outer"])
     monkeypatch.setitem(names, "LIMIT", 2)  # Numba does not forget the overload, so nothing could be told from now on
-    for each, words in ((names["stub"], "an implementation of ours has been compiled"), (outer, "compiled already")):
-        with pytest.raises(NotDescribable, match=words):
-            digest(each)
+    refused("an implementation of ours has been compiled", names["stub"])
+    refused("compiled already", names["outer"])
 
 
 @pytest.mark.parametrize(
@@ -407,33 +385,10 @@ def test_functions_that_numba_has_loaded(tmp_path, monkeypatch):
     found = []
     for _ in range(2):
         sys.modules.pop("loaded_by_the_test", None)
-        importlib.invalidate_caches()
         inner = importlib.import_module("loaded_by_the_test").inner
         assert inner(1.0) == 2.0
         found.append((digest(inner), sum(inner.stats.cache_hits.values())))
-        inner.py_func.__globals__["unused"] = 1
     assert found == [(found[0][0], 0), (found[0][0], 1)]
-
-
-def test_what_others_have_added_to_numba(tmp_path, monkeypatch):
-    """By the files that do it: what they add is found without a name in the code."""
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    source = tmp_path / "extension_of_the_test.py"
-    found = []
-    for number in (1, 2):
-        source.write_text(
-            f"from numba import types\nfrom numba.extending import overload_method\nLIMIT = {number}\n"
-            "@overload_method(types.Float, 'zap')\ndef zap(x): return lambda x: x + LIMIT\n"
-        )
-        sys.modules.pop("extension_of_the_test", None)
-        importlib.invalidate_caches()
-        module = importlib.import_module("extension_of_the_test")
-        source.write_text(source.read_text() + "# edited while it is in use\n")
-        found.append(digest(1))
-        module.LIMIT = 5
-        found.append(digest(1))
-    assert len(set(found)) == 4
 
 
 def test_numbas_own_of_numpy_is_no_addition_of_others():
@@ -454,8 +409,7 @@ def test_what_others_have_added_that_cannot_be_told(monkeypatch):
     before = digest(1)
     assert inner(-1.0) == 2.0 and digest(1) == before
     monkeypatch.setitem(names, "LIMIT", 2)
-    with pytest.raises(NotDescribable, match="'inner', named by ours, has been compiled already"):
-        digest(1)
+    refused("'inner', named by ours, has been compiled already", 1)
 
 
 def test_it_takes_no_longer_than_there_are_names():
@@ -479,3 +433,98 @@ def test_the_same_in_every_process():
     """
     first, second = (run_python(program, PYTHONHASHSEED=seed).stdout.split() for seed in "12")
     assert first == second and len(first) == 2 * len(PAIRS) + 2
+
+
+# ---- what others have registered with Numba is in every key: compiled code uses it without a name ----------------------
+TYPE = """
+import sys
+from numba import extending, types
+from numba.core import imputils, rewrites
+from numba.core.registry import cpu_target
+from numba.core.typing import templates
+from numba.extending import register_model
+
+class Kind(types.Type):
+    def __init__(self): super().__init__("kind of the test")
+class Object: pass
+LIMIT = 1
+"""
+REGISTERED = {
+    "a getattr": "@imputils.lower_getattr(types.Array, 'zork')\ndef lowered(context, builder, typ, value): return LIMIT",
+    "any getattr": "@imputils.lower_getattr_generic(Kind)\ndef lowered(context, builder, typ, value, attr): return LIMIT",
+    "a setattr": "@imputils.lower_setattr(Kind, 'zork')\ndef lowered(context, builder, sig, args): return LIMIT",
+    "a cast": "@imputils.lower_cast(Kind, types.Array)\ndef lowered(context, builder, fromty, toty, val): return LIMIT",
+    "a constant": "@imputils.lower_constant(Kind)\ndef lowered(context, builder, ty, pyval): return LIMIT",
+    "a function": "@imputils.lower_builtin('zork', Kind)\ndef lowered(context, builder, sig, args): return LIMIT",
+    "a box": "@extending.box(Kind)\ndef boxed(typ, val, c): return LIMIT",
+    "an unbox": "@extending.unbox(Kind)\ndef unboxed(typ, obj, c): return LIMIT",
+    "a reflector": "@extending.reflect(Kind)\ndef reflected(typ, val, c): return LIMIT",
+    "a model": "@extending.register_model(Kind)\nclass Model(extending.models.OpaqueModel):\n  def size(self): return LIMIT",
+    "a type": "Kind.can_convert_to = lambda *given: LIMIT\nregister_model(Kind)(extending.models.OpaqueModel)",
+    "a property of a type": "Kind.key = property(lambda self: LIMIT)\nregister_model(Kind)(extending.models.OpaqueModel)",
+    "a type of values": "@extending.typeof_impl.register(Object)\ndef typed(value, context): return LIMIT",
+    "a type of Python": "@extending.as_numba_type.register\ndef typed(given): return Kind() if LIMIT is given else None",
+    "an attribute": "@templates.infer_getattr\nclass Zork(templates.AttributeTemplate):\n  key = Kind\n"
+    "  def resolve_zork(self, typ): return LIMIT",
+    "a base class": "class Base(templates.AttributeTemplate):\n  key = Kind\n  def resolve_zork(self, typ): return LIMIT\n"
+    "templates.infer_getattr(type('Zork', (Base,), {'__module__': 'numba.nowhere'}))",
+    "a global": "def stub(x): pass\nsys.modules[__name__].stub = stub\n@templates.infer_global(stub)\n"
+    "class Zork(templates.AbstractTemplate):\n  def generic(self, args, kws): return LIMIT",
+    "an overloaded attribute": "@extending.overload_attribute(Kind, 'zork')\ndef zork(x): return lambda x: LIMIT",
+    "an overloaded method": "@extending.overload_method(types.Float, 'zork')\ndef zork(x): return lambda x: x + LIMIT",
+    "an intrinsic": "@extending.intrinsic\ndef zork(context, x): return LIMIT",
+    "a rewrite": "@rewrites.register_rewrite('before-inference')\nclass Zork(rewrites.Rewrite):\n"
+    "  def match(self, *given): return not LIMIT",
+    "a registry of one's own": "mine = imputils.Registry('mine')\n@mine.lower('zork', Kind)\n"
+    "def lowered(context, builder, sig, args): return LIMIT\ncpu_target.target_context.install_registry(mine)",
+}
+@pytest.mark.parametrize("what", REGISTERED)
+def test_what_is_registered(what, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"extension_{list(REGISTERED).index(what)}_of_the_test"
+    (tmp_path / f"{name}.py").write_text(TYPE + REGISTERED[what])
+    importlib.invalidate_caches()
+    before = digest(1)
+    module = importlib.import_module(name)
+    found = [digest(1)]
+    assert name in extensions()
+    module.LIMIT = 2
+    found.append(digest(1))
+    module.LIMIT = 1
+    assert before not in found and found[0] != found[1] and digest(1) == found[0]
+
+
+def test_wrappers_of_attributes_and_conversions():
+    """The type of one module, the names in another: the functions are Numba's."""
+
+    class Kind(numba.types.Opaque):
+        pass
+
+    register_model(Kind)(models.OpaqueModel)
+    make_attribute_wrapper(Kind, "field of the test", "attribute of the test")
+    parts = [part for item in extensions()[__name__] for part in item]
+    assert "field of the test" in parts and "attribute of the test" in parts
+    before = digest(1)
+    assert conversions() == []
+    default_casting_rules.safe(Kind("kind of the test"), numba.types.float16)
+    try:
+        assert digest(1) != before and ("kind of the test", "float16", Conversion.safe.value) in conversions()
+    finally:
+        default_casting_rules._tg._forwards.pop(Kind("kind of the test"))
+    assert digest(1) == before
+
+
+def test_what_numba_registers_itself():
+    """What an intrinsic returns, what calls an overloaded attribute, a jitclass's type: keys before and after are the same."""
+    Kind = type("Kind", (numba.types.Opaque,), {})
+    register_model(Kind)(models.OpaqueModel)
+    overload_attribute(Kind, "zork")(lambda x: lambda x: 40)
+
+    @intrinsic
+    def new(_typing_context):
+        return Kind("kind with an attribute of the test")(), lambda context, *_: context.get_dummy_value()
+
+    before = digest(1)
+    assert numba.njit(lambda: new().zork)() == 40
+    made = numba.experimental.jitclass([("x", numba.types.int64)])(type("Made", (), {"__init__": lambda self: None}))
+    assert isinstance(made, type) and digest(1) == before

@@ -10,10 +10,12 @@ import numba
 import numpy as np
 import pytest
 from forked import fork_python
+from interpreter import copy_native_code
 from numba.core.errors import NumbaWarning
 
 from fastexchange import fast_args
 from fastexchange.calls.kernel_cache import Entries
+from fastexchange.ground.cfunction import code_cache
 from fastexchange.ground.disk_cache import CacheFolder
 
 
@@ -74,35 +76,38 @@ import numpy as np
 from fastexchange import fast_args
 from made_producers import Dunder
 
-Point = collections.namedtuple("Point", "x y")
-scaled = fast_args(cache=True)(lambda x, factor=2.0: x.sum() * factor)
-point = fast_args(cache=True)(lambda x: Point(x[0], (x, 1)))
-pair = fast_args(cache=True, nogil=True)(lambda p: p.x.sum() + p.y)
-text = fast_args(cache=True)(lambda x: "text" * x.size)
-maybe = fast_args(cache=True)(lambda x, yes: x.sum() if yes else None)
-item = fast_args(cache=True, parallel=False, fastmath=True)(lambda x: x[0])
-made = fast_args(cache=True)(lambda x: x + 1)
-first = fast_args(cache=True)(lambda xs: xs[0].sum())
-variadic = fast_args(cache=True)(lambda a, *rest: a + rest[0])
+def cached(function, **options):
+    return fast_args(cache=True, **options)(function)
 
 @fast_args(cache=True, out="x[n] -> y[n]")
-def doubled(x, y):
-    y[:] = 2 * x
+def doubled(x, y): y[:] = 2 * x
 
 x = np.arange(2.0)
-KERNELS = scaled, point, pair, text, maybe, item, made, first, variadic, doubled
+Point = collections.namedtuple("Point", "x y")
+point = cached(lambda x: Point(x[0], (x, 1)))
 CALLS = [
-    (scaled, (x,), 2.0), (scaled, (Dunder(x), 1), 1.0), (text, (x,), "texttext"), (maybe, (x, 1), 1.0), (maybe, (x, 0), None),
-    (first, ([x, x],), 1.0), (variadic, (1, 2.5), 3.5),
-    (made, (x,), [1.0, 2.0]), (made, (x.astype("c8"),), [1.0, 2.0]), (doubled, (x,), [0.0, 2.0]),
-    (pair, (Point(x, 2),), 3.0), (item, (np.array(["2024-01-02"], "M8[D]"),), np.datetime64("2024-01-02")),
+    (scaled := cached(lambda x, factor=2.0: x.sum() * factor), (x,), 2.0), (scaled, (Dunder(x), 1), 1.0),
+    (maybe := cached(lambda x, yes: x.sum() if yes else None), (x, 1), 1.0), (maybe, (x, 0), None),
+    (made := cached(lambda x: x + 1), (x,), [1.0, 2.0]), (made, (x.astype("c8"),), [1.0, 2.0]),
+    (cached(lambda x: "text" * x.size), (x,), "texttext"), (cached(lambda xs: xs[0].sum()), ([x, x],), 1.0),
+    (cached(lambda a, *rest: a + rest[0]), (1, 2.5), 3.5), (doubled, (x,), [0.0, 2.0]),
+    (cached(lambda p: p.x.sum() + p.y, nogil=True), (Point(x, 2),), 3.0),
+    (cached(lambda x: x[0], parallel=False, fastmath=True), (np.array(["2024-01-02"], "M8[D]"),), np.datetime64("2024-01-02")),
 ]
+KERNELS = {point, *(kernel for kernel, _, _ in CALLS)}
 """
 
 
+def files(directory: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
+
+
 def test_a_second_process_compiles_neither_kernels_nor_what_calls_them(tmp_path):
-    """What is precompiled is all that calls of each want. Entries are beside the file, by default."""
+    """What is precompiled is all that calls of each want; calls write nothing. Another kernel shares what is common."""
     (tmp_path / "module_of_the_test.py").write_text(RESULTS)
+    cache = tmp_path / "cache"
+    if code_cache.directory is not None:  # it has most of what the first one needs
+        copy_native_code(cache)
     code = """
         del code_cache.folders  # there is another now
         code_cache._libraries.clear()
@@ -119,12 +124,19 @@ def test_a_second_process_compiles_neither_kernels_nor_what_calls_them(tmp_path)
             else:
                 assert all((got.tolist() if type(got) is np.ndarray else got) == expected for got in results), results[0]
         misses = sum(sum(each.stats.cache_misses.values()) for each in KERNELS)
-        print(hits(*KERNELS), misses, entries_made)
+        before = code_cache.misses
+        if sys.argv[2] == "another":
+            another = fast_args(lambda b, c, d: None)
+            another(1.5, x, x), another(1.5, x, x)
+        print(hits(*KERNELS), misses, entries_made, code_cache.misses - before)
         """
-    for what, expected in (("precompile", ["0", "12"]), ("call", ["12", "0", "0"])):
-        words = run(tmp_path, code, what, NUMBA_CACHE_DIR="").stdout.split()
+    found = {}
+    for what, expected in (("precompile", ["0", "12"]), ("call", ["12", "0", "0"]), ("another", ["12", "0", "0"])):
+        words = run(tmp_path, code, what, NUMBA_CACHE_DIR=str(cache)).stdout.split()
         assert words[: len(expected)] == expected, what
-    assert {entry.parent for entry in tmp_path.rglob("*.entry")} == {tmp_path / "__pycache__" / "fastexchange"}
+        assert what != "call" or files(cache) == found, "it wrote to the cache"
+        found = files(cache)
+    assert int(words[-1]) <= 3, "more than the entry of this kernel was compiled"
 
 
 MODULE = r'''
@@ -187,27 +199,28 @@ def module(tmp_path) -> Path:
     return tmp_path
 
 
-def compile_apart(module: Path, make: str, decorate: str) -> None:
-    """Compile two kernels of one name, which give 2 and 3, in a process each."""
+@pytest.mark.parametrize(("make", "decorate"), [
+    ("scaled", "fast_args(cache=True)"), ("scaled", "numba.njit(cache=True)"),
+    pytest.param("scaled_at_length", "numba.njit(cache=True)", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_namesakes_that_were_compiled_in_different_processes(module, make, decorate):
+    """Numba gives them the same symbols, by which LLVM finds functions: ours are mended, of others one is called by Numba."""
     for factor in (2, 3):
         run(module, f"assert called({make}({factor}.0, {decorate})) == {factor}")
-
-
-@pytest.mark.parametrize("decorate", ["fast_args(cache=True)", "numba.njit(cache=True)"])
-def test_namesakes_that_were_compiled_in_different_processes(module, decorate):
-    """Numba gives them the same symbols, by which LLVM finds functions: ours are mended, of others one is called by Numba."""
-    compile_apart(module, "scaled", decorate)
     code = f"""
-        loaded = [scaled(factor, {decorate}) for factor in (2.0, 3.0)]
+        loaded = [{make}(factor, {decorate}) for factor in (2.0, 3.0)]
         for each in loaded:
             each(x, y)
         one, other = (each.overloads[each.signatures[0]].fndesc.llvm_func_name for each in loaded)
         is_numbas = one == other
         two, three = map(fast_args, loaded)
         assert {{(called(two), called(three)) for _ in range(4)}} == {{(2, 3)}} and three.counts().fast >= 3
-        y[:] = 0
-        three.bind(x, y)()
-        print(hits(*loaded), is_numbas, int(y[0]))
+        bound = []
+        for each in (two, three):
+            y[:] = 0
+            each.bind(x, y)()
+            bound.append(int(y[0]))
+        print(hits(*loaded), is_numbas, *bound)
         if not is_numbas:
             both = numba.njit(lambda x, y, z: (two(x, y), three(x, z)))
             z = np.zeros(3)
@@ -215,27 +228,11 @@ def test_namesakes_that_were_compiled_in_different_processes(module, decorate):
             print(int(y[0]), int(z[0]))
         """
     is_numbas = decorate.startswith("numba")
-    assert words_of(module, code) == (["2", "True", "3"] if is_numbas else ["2", "False", "3", "2", "3"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", ["scaled", "scaled_at_length"])
-def test_launches_bound_to_kernels_of_one_name(module, make):
-    compile_apart(module, make, "numba.njit(cache=True)")
-    code = f"""
-        for factor in (2.0, 3.0):
-            kernel = fast_args({make}(factor, numba.njit(cache=True)))
-            kernel(x, y)
-            y[:] = 0
-            kernel.bind(x, y)()
-            print(int(y[0]))
-        """
-    assert words_of(module, code) == ["2", "3"]
+    assert words_of(module, code) == (["2", "True", "2", "3"] if is_numbas else ["2", "False", "2", "3", "2", "3"])
 
 
 @pytest.mark.slow
 def test_functions_of_one_name_that_kernels_call(module):
-    """Numba gives them, and their objects, the same symbols."""
     code = """
         for kernel in [calling(factor) for factor in sys.argv[2]]:
             print(kernel(x), *kernel.stats.cache_hits.values())
@@ -299,10 +296,8 @@ Point, Colour = collections.namedtuple("Point", "a b"), enum.Enum("Colour", {{"r
 
 @numba.experimental.jitclass([("number", numba.float64)])
 class Holder:
-    def __init__(self, number):
-        self.number = number
-    def get(self):
-        return self.number
+    def __init__(self, number): self.number = number
+    def get(self): return self.number
 
 @fast_args(cache=True)
 def used(x, y=0): return {}
@@ -368,8 +363,7 @@ def test_a_loaded_function_whose_global_has_changed_since(tmp_path, monkeypatch)
 def test_a_kernel_with_a_cache_forgets_its_entries(module, monkeypatch):
     """``recompile`` is Numba's: it flushes the cache and compiles anew."""
     monkeypatch.syspath_prepend(module)
-    kernel = imported_anew("module_of_the_test").scaled(2.0, fast_args(cache=True))
-    y = np.zeros(3)
+    kernel, y = imported_anew("module_of_the_test").scaled(2.0, fast_args(cache=True)), np.zeros(3)
     kernel(np.ones(3), y)
     before = set(module.rglob("*.entry"))
     kernel.recompile()
@@ -393,36 +387,28 @@ def test_kernels_are_not_kept_where_others_can_write_or_nobody(module):
     assert names["kernel"](1) == 2
 
 
-ARGUMENTS = np.ones(3), 2
-
-
 def product(x, y):
     return x * y
 
 
-def how(kernel) -> str:
-    outcome = kernel.explain(*ARGUMENTS).outcome
-    return outcome.removeprefix("new: the next such call ").removesuffix(" it")
-
-
-def test_code_that_is_compiled_is_explained():
-    kernel = fast_args(product)
-    kernel.precompile("(float64[::1], int64)")
-    assert how(kernel) == "finds compiled code, and takes"
-
-
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_code_on_disk_is_explained(tmp_path, monkeypatch, is_kept):
+def test_code_that_is_at_hand_is_explained(tmp_path, monkeypatch, is_kept):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    first = fast_args(product, cache=is_kept)
-    assert how(first) == "compiles"
-    first(*ARGUMENTS)
-    assert first.explain(*ARGUMENTS).kind == "native"
+    arguments = np.ones(3), 2
+
+    def how(kernel) -> str:
+        return kernel.explain(*arguments).outcome.removeprefix("new: the next such call ").removesuffix(" it")
+
+    first, precompiled = fast_args(product, cache=is_kept), fast_args(product)
+    precompiled.precompile("(float64[::1], int64)")
+    assert [how(first), how(precompiled)] == ["compiles", "finds compiled code, and takes"]
+    first(*arguments)
+    assert first.explain(*arguments).kind == "native"
     second = fast_args(product, cache=is_kept)
-    assert how(second) == ("loads" if is_kept else "compiles") and second.explain(*ARGUMENTS).kind == "new"
+    assert how(second) == ("loads" if is_kept else "compiles") and second.explain(*arguments).kind == "new"
     assert not second.overloads and not second.stats.cache_hits and not second.stats.cache_misses
-    second(*ARGUMENTS)
+    second(*arguments)
     assert sum(second.stats.cache_hits.values()) == is_kept
-    for file in (file for file in tmp_path.rglob("*") if file.is_file()):
+    for file in files(tmp_path):
         file.write_bytes(file.read_bytes()[:-1])  # is not believed
     assert how(fast_args(product, cache=is_kept)) == "compiles"

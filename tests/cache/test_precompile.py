@@ -3,22 +3,20 @@
 import numba
 import numpy as np
 import pytest
+from children import accelerating
 from numba import types
 from numba.core.errors import TypingError
+from oracle import type_and_message
 
-from fastexchange import accelerate, decelerate, fast_args
+from fastexchange import fast_args
 
-CALLED = []
-
-
-def note(x):
-    CALLED.append(x)
+CALLED: list = []
 
 
 def noting():
     def kernel(x, factor=2.0):
         with numba.objmode():
-            note(1)
+            CALLED.append(1)
         return x.sum() * factor
 
     return fast_args(kernel)
@@ -50,30 +48,27 @@ def test_signatures(signature):
     assert kernel(np.ones(2), 3) == 6.0 and kernel.counts().compiled == 1
 
 
-def test_calls_that_numba_makes():
-    """First-class functions, ``*args``, keyword-only parameters, literals, typed containers, other kernels, half precision."""
-    inner = fast_args(lambda x: x + 1)
+def literal(x, axis):
+    return np.concatenate((x, x), axis)
 
-    def literal(x, axis):
-        return np.concatenate((x, x), axis)
 
-    cases = [
-        (fast_args(lambda a, *rest: a + rest[1]), (1, 2, 3.5), 4.5),
-        (fast_args(lambda a, *, b=2: a + b), (1,), 3),
-        (fast_args(lambda f, a: f(a)), (inner, 2), 3),
-        (fast_args(lambda values: values[0]), (numba.typed.List([1, 2]),), 1),
-        (fast_args(lambda values: values[0]), ([3, 2],), 3),
-        (fast_args(lambda arrays: arrays[0].sum()), ([np.ones(2), np.ones(3)],), 2.0),
-        (fast_args(literal), (np.ones((1, 1)), 0), [[1.0], [1.0]]),
-        (fast_args(lambda a: a), (2**63,), 2**63),
-        (fast_args(lambda x: x.sum()), (np.ones(3, np.float16),), 3.0),
-    ]
-    for kernel, arguments, expected in cases:
-        (taken,) = kernel.precompile(arguments)
-        assert taken in kernel.overloads, arguments
-        before = kernel.counts().compiled
-        assert np.asarray(kernel(*arguments)).tolist() == expected
-        assert kernel.counts().compiled == before, arguments
+@pytest.mark.parametrize(("function", "arguments", "expected"), [
+    (lambda a, *rest: a + rest[1], (1, 2, 3.5), 4.5),
+    (lambda a, *, b=2: a + b, (1,), 3),
+    (lambda f, a: f(a), (fast_args(lambda x: x + 1), 2), 3),
+    (lambda values: values[0], (numba.typed.List([1, 2]),), 1),
+    (lambda values: values[0], ([3, 2],), 3),
+    (lambda arrays: arrays[0].sum(), ([np.ones(2), np.ones(3)],), 2.0),
+    (literal, (np.ones((1, 1)), 0), [[1.0], [1.0]]),
+    (lambda a: a, (2**63,), 2**63),
+    (lambda x: x.sum(), (np.ones(3, np.float16),), 3.0),
+])  # fmt: skip
+def test_calls_that_numba_makes(function, arguments, expected):
+    kernel = fast_args(function)
+    (taken,) = kernel.precompile(arguments)
+    before = kernel.counts().compiled
+    assert taken in kernel.overloads and np.asarray(kernel(*arguments)).tolist() == expected
+    assert kernel.counts().compiled == before
 
 
 def test_no_several_and_declared_signatures():
@@ -121,21 +116,14 @@ def test_errors(call, error, text):
 
 def test_a_compilers_error_is_that_of_the_call():
     kernel = fast_args(lambda x: x.no_such_attribute)
-    messages = []
-    for attempt in (lambda: kernel.precompile((np.ones(3),)), lambda: kernel(np.ones(3))):
-        with pytest.raises(TypingError) as caught:
-            attempt()
-        messages.append(str(caught.value).splitlines()[0])
-    assert messages[0] == messages[1] and "<lambda>(x: array(float64, 1d, C))" in messages[0]
+    one, other = type_and_message(kernel.precompile, (np.ones(3),)), type_and_message(kernel, np.ones(3))
+    assert one[0] is other[0] is TypingError and one[1].splitlines()[0] == other[1].splitlines()[0]
+    assert "<lambda>(x: array(float64, 1d, C))" in one[1]
 
 
 def test_accelerated_functions():
-    accelerate()
-    try:
-        kernel = numba.njit(lambda x: x.sum())
-        boxed = numba.jit(forceobj=True)(lambda x: x)
-    finally:
-        decelerate()
+    with accelerating():
+        kernel, boxed = numba.njit(lambda x: x.sum()), numba.jit(forceobj=True)(lambda x: x)
     assert kernel.precompile((np.ones(3),), "(float32[::1],)")[0] == (FLOATS,)
     assert kernel(np.ones(3)) == 3.0 and kernel.counts() == (1, 0, 2)
     assert not hasattr(boxed, "precompile"), "functions in object mode are Numba's own"

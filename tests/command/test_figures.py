@@ -1,8 +1,9 @@
 """Which figures mean anything: one rule, and every place that shows one. Samples here are made up; nothing is timed."""
 
+import itertools
 import json
+import time
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from fastexchange.command.compare import compare
 from fastexchange.measuring import figures, files, overhead, pictures
 from fastexchange.measuring.judgement import Notes, judge
 from fastexchange.measuring.report import Alternative, ArgumentCost
-from fastexchange.measuring.timing import Samples, Timings, is_measurable
+from fastexchange.measuring.timing import Samples, Statement, Timings, is_measurable, time_statements
 
 LOST = "not measurable here (spread "
 
@@ -54,6 +55,35 @@ def test_a_ratio_of_what_is_not_measurable_is_not_either():
         assert not (samples(50, 1) / Samples(np.zeros(5))).is_measurable()
 
 
+def test_what_is_timed_is_a_call(monkeypatch):
+    """On a clock that only stands still or jumps: without the loop, its preparation, and interruptions."""
+    now, interruptions, runs = [0], iter(range(1, 10**9)), []
+
+    def spend(ns: int):
+        now[0] += ns
+
+    def repeat(_, count: int):
+        spend(10_000 * (next(interruptions) % 3 == 0))
+        for _ in range(count):
+            yield spend(5)
+
+    def prepare():
+        spend(1000)
+        runs.append(0)
+
+    def call(ns: int):
+        runs[-1] += 1
+        spend(ns)
+
+    monkeypatch.setattr(itertools, "repeat", repeat)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
+    once = Statement("spend(70)", {"spend": spend})
+    twice = Statement("call(60); call(40)", {"call": call}, calls=2, prepare=prepare, most_calls=4)
+    found = time_statements({"once": once, "twice": twice}, rounds=3, batch_ns=1000)
+    assert [each.values.tolist() for each in (*found.calls.values(), found.loop)] == [[70] * 3, [50] * 3, [5] * 3]
+    assert max(runs) == 4
+
+
 @fast_args
 def add(x, y):
     pass
@@ -71,12 +101,14 @@ def measured(monkeypatch, noise: float, kernel=add, arguments=ARGUMENTS) -> tupl
     def time_statements(statements, rounds=25, **options) -> Timings:
         generator = np.random.default_rng(0)
 
-        def made(statement, key) -> Samples:
-            cost = sum(70 if type(each) is Dunder else 10 for each in statement.names.get("a", arguments))
-            return Samples(100.0 + cost + noise * generator.standard_normal(rounds))
+        def taking(ns: float) -> Samples:
+            return Samples(ns + noise * generator.standard_normal(rounds))
 
-        calls = {key: made(statement, key) for key, statement in statements.items()}
-        calls["call"] = calls["empty"] + Samples(50.0 + noise * generator.standard_normal(rounds))
+        calls = {
+            key: taking(100.0 + sum(70 if type(each) is Dunder else 10 for each in statement.names.get("a", arguments)))
+            for key, statement in statements.items()
+        }
+        calls["call"] = calls["empty"] + taking(50.0)
         return Timings(calls, Samples(np.full(rounds, 5.0)))
 
     monkeypatch.setattr(overhead, "time_statements", time_statements)
@@ -87,7 +119,6 @@ def measured(monkeypatch, noise: float, kernel=add, arguments=ARGUMENTS) -> tupl
 
 
 def test_a_quiet_machine_has_figures(monkeypatch):
-    """Each argument has what one more of it adds, and the kernel what is not overhead."""
     report, said = measured(monkeypatch, 0.01)
     assert [each.total.median for each in report.arguments] == [pytest.approx(10, abs=0.1)] * 2
     assert LOST not in str(report) + report._repr_html_() and said == []
@@ -124,10 +155,10 @@ def test_a_busy_machine_has_none(monkeypatch):
 
 
 def crafted(*costs: ArgumentCost, **parts) -> OverheadReport:
-    whole = samples(100, 1)
+    parts = dict.fromkeys(("passing", "overhead", "total"), samples(100, 1)) | parts
+    parts = {"call": samples(10, 1), "alone": samples(5, 1), "noise": samples(1, 0.01), "machine": {}} | parts
     nothing = dict.fromkeys(("keywords", "result", "result_type")) | dict.fromkeys(("alternatives", "warnings"), ())
-    given = {"call": samples(10, 1), "alone": samples(5, 1), "noise": samples(1, 0.01), "machine": {}} | nothing | parts
-    return OverheadReport("kernel", tuple(costs), passing=whole, overhead=whole, total=whole, **given)
+    return OverheadReport("kernel", costs, **nothing | parts)
 
 
 def cost(name: str, total: Samples, producer: Samples | None = None, path: str = "c-exchange") -> ArgumentCost:
@@ -142,29 +173,24 @@ def plotted(report: OverheadReport):
     return axes, matplotlib
 
 
-def test_bars_are_what_their_colours_say():
-    report = crafted(
-        cost("both", samples(40, 1), samples(30, 1)), cost("ours", samples(2, 0.1)), cost("lost", samples(2, 9), samples(1, 0.1)),
-        cost("whole", samples(20, 1), samples(30, 1)),  # an export alone that takes longer than in the call: no two parts
-    )  # fmt: skip
-    both, ours, lost, whole, itself = pictures.bars(report)
-    assert both == [(pictures.PRODUCER, 30.0), (pictures.OWN, 10.0)]
-    assert ours == [(pictures.OWN, 2.0)] and itself == [(pictures.OWN, 10.0)]
-    assert lost == [] and whole == [(pictures.UNDIVIDED, 20.0)]
-    assert "20.0" in str(report) and f"{LOST}1.0)" not in str(report).splitlines()[2]
+IN_PARTS, OWN = [(pictures.PRODUCER, 30.0), (pictures.OWN, 10.0)], [(pictures.OWN, 2.0)]
+BARS = [  # an argument's cost, and its bar: the parts that mean anything
+    (cost("both", samples(40, 1), samples(30, 1)), IN_PARTS), (cost("ours", samples(2, 0.1)), OWN),
+    (cost("lost", samples(2, 9), samples(1, 0.1)), []), (cost("lost", samples(40, 90), samples(30, 1)), []),
+    (cost("numba", samples(40, 1), path="numba"), [(pictures.NUMBA, 40.0)]),
+    # an export alone that takes longer than in the call: no two parts
+    (cost("whole", samples(20, 1), samples(30, 1)), [(pictures.UNDIVIDED, 20.0)]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("costs", "expected"), [
-    ([cost("x", samples(2, 0.1))], [pictures.OWN]),
-    ([cost("x", samples(40, 1), samples(30, 1))], [pictures.PRODUCER, pictures.OWN]),
-    ([cost("x", samples(40, 90), samples(30, 1))], [pictures.OWN]),
-    ([cost("x", samples(40, 1), path="numba")], [pictures.NUMBA]),
-])  # fmt: skip
-def test_a_legend_names_the_colours_that_there_are(costs, expected):
-    report = crafted(*costs)
+@pytest.mark.parametrize(("argument", "bar"), BARS)
+def test_bars_and_legends_have_the_colours_that_there_are(argument, bar):
+    report = crafted(argument)
+    call = [(pictures.NUMBA if argument.name == "numba" else pictures.OWN, 10.0)]
+    assert [*pictures.bars(report)] == [bar, call]
+    expected = [who for who in pictures.COLOURS if who in dict([*bar, *call])]
     document = report._repr_html_()
-    named = [who for who in pictures.COLOURS if f"&#9632;</span> {pictures._escaped(who)}" in document]
-    assert named == expected
+    assert expected == [who for who in pictures.COLOURS if f"&#9632;</span> {pictures._escaped(who)}" in document]
     for who, colour in pictures.COLOURS.items():
         assert (f"background:{colour}" in document) is (who in expected)
     axes, matplotlib = plotted(report)
@@ -172,16 +198,17 @@ def test_a_legend_names_the_colours_that_there_are(costs, expected):
     assert drawn == {matplotlib.colors.to_rgba(pictures.COLOURS[who]) for who in expected}
     legend = axes.get_legend()
     assert [text.get_text() for text in legend.get_texts()] == expected if legend else len(expected) == 1
+    assert argument.name != "whole" or ("20.0" in str(report) and f"{LOST}1.0)" not in str(report).splitlines()[2])
 
 
 def test_a_plot_and_a_table_say_what_is_not_measurable():
     lost = samples(-1261.7, 2475.4)
-    axes, _ = plotted(replace(crafted(cost("x", samples(2, 0.1)), call=lost), alone=lost, overhead=lost))
+    axes, _ = plotted(crafted(cost("x", samples(2, 0.1)), call=lost, alone=lost, overhead=lost))
     assert [text.get_text().strip() for text in axes.texts] == ["2.0", f"{LOST}2475.4)"]
     words = "not measurable here (spread 2.48 us)"
     assert axes.get_title(loc="left") == f"kernel(): 100 ns a call, of which overhead {words}, kernel {words}"
     assert len(axes.get_yticks()) == 2 and axes.get_ylim() == (1.5, -0.5)
-    report = replace(crafted(), alternatives=(Alternative("another", samples(300, 2), ""),), passing=samples(100, 300))
+    report = crafted(alternatives=(Alternative("another", samples(300, 2), ""),), passing=samples(100, 300))
     this, another = [line for line in str(report).splitlines() if line.startswith(("another", "this call"))]
     assert LOST in this and "300.0" in another and LOST in another  # no ratio to it
 
@@ -223,8 +250,11 @@ def test_bench(monkeypatch, capsys):
     assert f"{LOST}0.000 x) with things" in bench._noise(kinds, times)
 
 
-def document(**rows: tuple[float, float]) -> dict:
+def document(measurable: float = 0.01, **rows: tuple[float, float]) -> dict:
+    """Of rows with a median and a spread; of ``fast`` the ratio to ``njit`` has the spread `measurable`."""
     results = [{"key": f"bench/{name}", "median_ns": median, "iqr_ns": spread} for name, (median, spread) in rows.items()]
+    if "njit" in rows:
+        results[0] |= {"reference": "bench/njit", "ratio": 0.2, "ratio_iqr": measurable}
     return {"machine": {}, "rounds": 5, "results": results}
 
 
@@ -238,7 +268,5 @@ def test_compare_leaves_out_what_is_not_measurable_and_files_mark_it():
     assert [move.key for move in found.moves] == ["bench/other"]
     assert found.incomparable == ["bench/fast", "bench/negative", "bench/nothing"]
     for spread, expected in ((0.5, None), (0.01, pytest.approx(1))):
-        old, new = (document(fast=(20.0, 1.0), njit=(100.0, 1.0)) for _ in range(2))
-        for made, its_spread in ((old, spread), (new, 0.01)):
-            made["results"][0] |= {"reference": "bench/njit", "ratio": 0.2, "ratio_iqr": its_spread}
+        old, new = (document(each, fast=(20.0, 1.0), njit=(100.0, 1.0)) for each in (spread, 0.01))
         assert compare(old, new).moves[0].to_reference == expected

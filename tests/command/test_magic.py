@@ -21,9 +21,7 @@ def add(x, y, out=None):
         out[0] = x[0] + y
 
 
-@fast_args
-def count(x):
-    x[0] += 1
+count = fast_args(lambda x: x.fill(x[0] + 1))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,6 @@ def shell():
 
 
 def run(shell, line: str, cell: str | None = None):
-    """What a magic returns, what it shows, and the warnings."""
     with warnings.catch_warnings(record=True) as said, capture_output() as shown:
         warnings.simplefilter("always")
         result = shell.run_line_magic("fastargs", line) if cell is None else shell.run_cell_magic("fastargs", line, cell)

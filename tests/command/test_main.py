@@ -24,68 +24,52 @@ KINDS = {"numpy": "NumPy arrays", "dunder": "objects with only __dlpack__", "tor
 def table(output: str) -> dict[str, list[tuple[str, list[float]]]]:
     """The rows printed under each heading: their labels and numbers."""
     groups: dict[str, list[tuple[str, list[float]]]] = {}
-    rows = None
     for line in output.splitlines():
         if heading := re.fullmatch(r"3 (\S.*)", line):
-            rows = groups.setdefault(heading[1], [])
+            groups[heading[1]] = []
         elif row := re.fullmatch(rf"  (\S.*?)({FIGURE})({FIGURE})({FIGURE})({FIGURE})", line):
             cells = [cell.strip() for cell in row.groups()[1:]]
-            rows.append((row[1], [float("nan" if re.match("-|not", cell) else cell) for cell in cells]))
+            groups[[*groups][-1]].append((row[1], [float("nan" if re.match("-|not", cell) else cell) for cell in cells]))
     return groups
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory) -> tuple[subprocess.CompletedProcess, dict]:
-    """What it prints in a new process, and what it writes."""
-    file = tmp_path_factory.mktemp("bench") / "folder" / "new.json"
+def test_bench_prints_a_table_versions_and_noise_and_writes_what_it_prints(tmp_path):
+    file = tmp_path / "folder" / "new.json"
     done = run("bench", "--quick", "--json", file)  # the next ones do not name it
     assert done.returncode == 0, done.stderr
-    return done, files.read(file)
-
-
-def test_prints_a_table_versions_and_noise(quick):
-    done, _ = quick
-    groups = table(done.stdout)
+    document, groups = files.read(file), table(done.stdout)
+    rows = {row["key"]: row for row in document["results"]}
     assert set(groups) == {name for short, name in KINDS.items() if short != "torch" or torch}
-    for name, rows in groups.items():
-        labels = [label for label, _ in rows]
+    for name, printed in groups.items():
+        labels, short = [label for label, _ in printed], next(short for short in KINDS if KINDS[short] == name)
         assert labels[0].startswith("fastexchange") and any("__dlpack__" in label for label in labels)
-        assert any("np.from_dlpack" in label for label in labels) or ("PyTorch" in name and not has_versioned_capsules())
-        assert rows[0][1][-1] == 1
-        for _, (call, _, argument, ratio) in rows:
-            if not math.isnan(call + argument + ratio + rows[0][1][0]):
+        assert any("np.from_dlpack" in label for label in labels) or (short == "torch" and not has_versioned_capsules())
+        assert printed[0][1][-1] == 1
+        for _, (call, _, argument, ratio) in printed:
+            if not math.isnan(call + argument + ratio + printed[0][1][0]):
                 assert abs(call / 3 - argument) <= 0.1
-                assert 0.2 < call / rows[0][1][0] / ratio < 5  # a ratio of medians, a median of ratios
+                assert 0.2 < call / printed[0][1][0] / ratio < 5  # a ratio of medians, a median of ratios
+        assert rows[f"bench/{short}/fast"]["reference"] == f"bench/{short}/export"
+        control = rows[f"control/bench-{short}/b"]
+        assert control["reference"] == f"control/bench-{short}/a"
+        said = rf"({control['ratio']:.3f} x|not measurable here \(spread [^)]*\)) with {re.escape(name)}"
+        assert re.search(rf"^Noise: .*{said}", done.stdout, re.MULTILINE)
     labels = [label for label, _ in groups["NumPy arrays"]]
     assert any(label.startswith("plain @njit") for label in labels)
     assert any("tvm-ffi" in label for label in labels) == (tvm_ffi is not None)
-    if torch:
-        assert any("x.numpy()" in label for label, _ in groups[KINDS["torch"]])
-        assert "PyTorch is not installed" not in done.stdout
+    assert not torch or any("x.numpy()" in label for label, _ in groups[KINDS["torch"]])
+    assert ("PyTorch is not installed" in done.stdout) == (torch is None)
     lines = [line for line in done.stdout.splitlines() if re.search(r"(?:\s+[\d.]+){4}$", line)]
     assert len({len(line) for line in lines}) == 1, "columns are aligned"
     assert f"fastexchange {fastexchange.__version__}" in done.stdout and f"numpy {np.__version__}" in done.stdout
     assert lines_said(done.stderr) == [f"fastexchange: {stage} …" for stage in ("importing", "compiling", "measuring")]
-    ratios = re.search(r"^Noise: .*: (.*)\.$", done.stdout, re.MULTILINE)[1].split(", ")
-    figure = r"(?:\d\.\d{3} x|not measurable here \(spread [^)]*\))"
-    assert [re.fullmatch(rf"{figure} with (.*)", ratio)[1] for ratio in ratios] == list(groups)
 
-
-def test_writes_what_it_prints(quick):
-    done, document = quick
-    rows = {row["key"]: row for row in document["results"]}
-    printed = [row for rows in table(done.stdout).values() for row in rows]
+    printed = [row for rows in groups.values() for row in rows]
     written = [row for key, row in rows.items() if key.startswith("bench/")]
-    assert [label for label, _ in printed] == [row["label"] for row in written]
-    for (_, (call, spread, _, _)), row in zip(printed, written, strict=True):
+    for (label, (call, spread, _, _)), row in zip(printed, written, strict=True):
+        assert label == row["label"]
         assert math.isnan(call) or abs(call - row["median_ns"]) <= 0.051
         assert math.isnan(spread) or abs(spread - row["iqr_ns"]) <= 0.051
-    for short, name in KINDS.items():
-        if name in table(done.stdout):
-            assert rows[f"bench/{short}/fast"]["reference"] == f"bench/{short}/export"
-            assert rows[f"control/bench-{short}/b"]["reference"] == f"control/bench-{short}/a"
-            ratio = f"{rows[f'control/bench-{short}/b']['ratio']:.3f} x with {name}"
-            assert ratio in done.stdout or re.search(rf"not measurable here \(.*?\) with {name}", done.stdout)
     assert all(len(row["samples_ns"]) == document["rounds"] == 5 for row in rows.values())
     assert document["machine"]["packages"]["numpy"] == np.__version__
 
@@ -121,25 +105,17 @@ def test_unknown_or_missing_arguments(arguments, words):
     assert done.stderr.startswith(("usage: python -m fastexchange", "python -m fastexchange run: "))
 
 
-def test_a_module_behind_the_separator(tmp_path):
-    # `run` also makes Numba's decorators make kernels, in this process.
-    done = run_here("record", "-o", tmp_path / "x.json", "--", "-m", "no_such_module")
-    assert str(done.returncode).endswith("No module named no_such_module") and not (tmp_path / "x.json").exists()
-
-
-@pytest.mark.parametrize("command", ["bench", "doctor", "explain", "run", "record", "precompile", "compare"])
-def test_help_of_a_command(command):
-    done = run_here(command, "--help")
+@pytest.mark.parametrize("command", ["", "bench", "doctor", "explain", "run", "record", "precompile", "compare"])
+def test_help(command):
+    done = run_here(*command.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"python -m fastexchange {command}" in done.stdout.partition("examples:")[2]
     assert max(map(len, done.stdout.splitlines())) <= 100
+    codes = re.findall(r"^  (\d+) ", done.stdout.partition("exit codes:")[2], re.MULTILINE)
+    assert command or (codes == ["0", "1", "2", "130"] and run_here("-h").stdout == done.stdout)
 
 
-def test_help_and_version():
-    for option in ("--help", "-h"):
-        done = run_here(option)
-        assert (done.returncode, done.stderr) == (0, "") and "examples:" in done.stdout
-        assert re.findall(r"^  (\d+) ", done.stdout.partition("exit codes:")[2], re.MULTILINE) == ["0", "1", "2", "130"]
+def test_version():
     done = run_here("--version")
     assert (done.returncode, done.stdout) == (0, f"fastexchange {fastexchange.__version__}\n")
 

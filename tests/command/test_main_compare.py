@@ -32,8 +32,6 @@ def document(peers: float = 1.0, machine=MACHINE, changes=None, **ours: float) -
 
 @pytest.fixture
 def written(tmp_path):
-    """A function that writes documents, and returns their paths."""
-
     def write(*contents) -> list[Path]:
         paths = [tmp_path / f"{number}.json" for number in range(len(contents))]
         for path, content in zip(paths, contents, strict=True):
@@ -117,7 +115,6 @@ def test_rows_in_bytes_have_no_drift(written):
 
 
 def test_prints_rows_and_summary(written):
-    """And a warning of another machine."""
     done = run_here("compare", *written(document(fast=20, gone=3), document(fast=30, made=4)))
     assert (done.returncode, done.stderr) == (0, "")
     row = next(line for line in done.stdout.splitlines() if line.startswith("  bench/fast "))
@@ -146,29 +143,19 @@ def test_strict_is_about_our_own_rows(written):
     assert done.returncode == 0 and "1 slower (1 of them yardsticks or controls)" in done.stdout
 
 
-def changed(**changes) -> dict:
-    """A document whose first row is changed."""
-    return document(changes={"njit": changes})
-
-
-NO_RESULTS = [
-    ("", "is not JSON"),
-    ("{", "is not JSON"),
-    ("[" * 100_000, "is not JSON"),
-    ("\udcff", "is not JSON"),
+NO_RESULTS = [  # a file's text, or the changes of a document's first row
+    *((text, "is not JSON") for text in ("", "{", "[" * 100_000, "\udcff")),
     ("[]", "it holds a list, not an object"),
     ("3", "it holds a number or a boolean"),
-    ({}, "its 'machine' is missing"),
-    ({"machine": {}, "results": {}}, "its 'results' is an object"),
-    ({"machine": {}, "results": [{}]}, "row 0 of its results has no 'key'"),
-    ({"machine": {}, "results": [3]}, "row 0 of its results has no 'key'"),
-    (changed(key="bench/numpy/tvm"), "two rows have the key 'bench/numpy/tvm'"),
-    (changed(median_ns="1"), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
-    (changed(median_ns=True), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
-    (changed(median_ns=10**400), "the 'median_ns' of row 'bench/numpy/njit' is no number"),
-    (changed(iqr_ns=float("nan")), "the 'iqr_ns' of row 'bench/numpy/njit' is no number"),
-    (changed(reference="bench/numpy/tvm"), "has a 'reference', but not a 'ratio'"),
-    ({"machine": {}, "results": []}, "have no row in common"),
+    ("{}", "its 'machine' is missing"),
+    ('{"machine": {}, "results": {}}', "its 'results' is an object"),
+    ('{"machine": {}, "results": [{}]}', "row 0 of its results has no 'key'"),
+    ('{"machine": {}, "results": [3]}', "row 0 of its results has no 'key'"),
+    ({"key": "bench/numpy/tvm"}, "two rows have the key 'bench/numpy/tvm'"),
+    *(({"median_ns": each}, "the 'median_ns' of row 'bench/numpy/njit' is no number") for each in ("1", True, 10**400)),
+    ({"iqr_ns": float("nan")}, "the 'iqr_ns' of row 'bench/numpy/njit' is no number"),
+    ({"reference": "bench/numpy/tvm"}, "has a 'reference', but not a 'ratio'"),
+    ('{"machine": {}, "results": []}', "have no row in common"),
 ]
 
 
@@ -176,7 +163,7 @@ NO_RESULTS = [
 def test_what_is_no_result_file(tmp_path, content, words):
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_text(json.dumps(document()))
-    text = content if isinstance(content, str) else json.dumps(content)
+    text = content if isinstance(content, str) else json.dumps(document(changes={"njit": content}))
     bad.write_bytes(text.encode(errors="surrogateescape"))
     for pair in ((good, bad), (bad, good)):
         done = run_here("compare", *pair)

@@ -17,24 +17,17 @@ def add(x, y=2.0):
 
 @fast_args(out="x[n] -> out[n]")
 def twice(x, out):
-    for i in range(x.shape[0]):
-        out[i] = 2 * x[i]
-
-@numba.njit
-def plain(x):
-    return x
+    out[:] = 2 * x
 
 def function(x):
     return x
 
 class Holder:
     kernel = twice
-
 class Liar:
     __class__ = type(twice)
 
-liar = Liar()
-vector = np.ones(3)
+plain, liar, vector = numba.njit(function), Liar(), np.ones(3)
 launch = twice.bind(vector)
 for _ in range(3):
     add(vector)
@@ -53,7 +46,6 @@ def folder(tmp_path_factory):
 
 
 def facts(output: str) -> dict[str, str]:
-    """What is printed of a kernel, by name."""
     return {line[2:14].strip(): line[14:] for line in output.splitlines()[1:]}
 
 
@@ -76,7 +68,6 @@ def test_a_kernel(folder):
 
 
 def test_a_file(folder, tmp_path):
-    """Also one with the name of a module."""
     done = run_here("explain", f"{folder / 'kernels_of_mine.py'}:Holder.kernel")
     assert (done.returncode, done.stderr) == (0, "")
     found = facts(done.stdout)
@@ -111,25 +102,20 @@ def test_what_is_explained(what, words):
 
 ERRORS = [
     ("nothing_of_this_name:x", "nothing_of_this_name cannot be imported: ModuleNotFoundError: No module named"),
-    ("kernels_of_mine", "is not MODULE:OBJECT"),
-    ("kernels_of_mine:", "is not MODULE:OBJECT"),
-    (":add", "is not MODULE:OBJECT"),
+    *((each, "is not MODULE:OBJECT") for each in ("kernels_of_mine", "kernels_of_mine:", ":add")),
     ("none.py:add", "there is no file none.py"),
     ("kernels_of_mine:ad", "kernels_of_mine has no 'ad'; its kernels: add, twice"),
     ("kernels_of_mine:Holder.ad", "kernels_of_mine has no 'ad' in Holder"),
     ("math:ad", "it has no kernels of fast_args"),
-    ("kernels_of_mine:plain", "put @fast_args in the place of @njit"),
     ("kernels_of_mine:function", "decorate it with @fast_args"),
-    ("kernels_of_mine:plain --args 1", "put @fast_args in the place of @njit"),
-    ("kernels_of_mine:vector --args 1", "--args is for kernels"),
-    ("kernels_of_mine:liar --args 1", "--args is for kernels"),
+    *((f"kernels_of_mine:plain{more}", "put @fast_args in the place of @njit") for more in ("", " --args 1")),
+    *((f"kernels_of_mine:{each} --args 1", "--args is for kernels") for each in ("vector", "liar")),
     ("kernels_of_mine:add --args 1,2,3", "--args: TypeError: add() takes from 1 to 2 positional arguments"),
-    ("kernels_of_mine:add --args x", "--args: NameError"),
-    ("kernels_of_mine:add --args 1+", "--args: SyntaxError"),
-    ("kernels_of_mine:add --args exit()", "--args: "),
+    *((f"kernels_of_mine:add --args {given}", f"--args: {error}")
+      for given, error in (("x", "NameError"), ("1+", "SyntaxError"), ("exit()", ""))),
     ("kernels_of_mine:twice --args np.ones(3),np.ones(4)", "--args: ValueError"),
     (f"{ROOT / 'kernels' / 'axpy.py'}:axpy", "attempted relative import"),  # a part of a package as a file
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "words"), ERRORS)

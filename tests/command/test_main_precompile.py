@@ -19,35 +19,22 @@ import numpy as np
 from fastexchange import fast_args
 
 @fast_args(cache=True)
-def scaled(x, factor=2.0):
-    return x.sum() * factor
-
+def scaled(x, factor=2.0): return x.sum() * factor
 @fast_args(cache=True)
-def pair(t, names=None):
-    return t[0].sum() + t[1]
-
+def pair(t, names=None): return t[0].sum() + t[1]
 @fast_args
-def loose(x):
-    return x
-
+def loose(x): return x
 @fast_args(cache=True)
-def bad(x):
-    return x.no_such_attribute
-
+def bad(x): return x.no_such_attribute
 def made():
     @fast_args
-    def inner(x):
-        return x
+    def inner(x): return x
     return inner
-
 class Holder:
     @staticmethod
     @fast_args(cache=True)
-    def kernel(x):
-        return x - 1
-
-inner = made()
-number = 3
+    def kernel(x): return x - 1
+inner, number = made(), 3
 
 def __precompile__():
     return [(scaled, "(float64[::1], float64)", (np.ones(2, "f4"), 3)), (Holder.kernel, {"x": np.ones(2)})]
@@ -138,24 +125,18 @@ def test_a_child_process_is_not_recorded(folder):
     assert done.returncode == 0 and "0 signatures of 0 kernels" in done.stderr and "child processes" in done.stderr
 
 
-@pytest.mark.parametrize("program", ["os.kill(os.getpid(), signal.SIGTERM)", "none.py", "-m no_such_module", "["])
-def test_an_earlier_file_is_kept(imported, program):
-    """Of a program that is killed, and of one that there is not."""
-    (imported / "recorded.json").write_text('{"kernels": {}}')
+@pytest.mark.parametrize(("program", "is_kept"), [("os.kill(os.getpid(), signal.SIGTERM)", True), ("[", False)])
+def test_an_earlier_file_is_kept_if_the_program_is_killed(imported, program, is_kept):
+    """Where there is no program: ``test_main_run.py``."""
+    (imported / "recorded.json").write_text("kept")
     (imported / "dies.py").write_text(f"import os, signal\n{program}\n")
-    is_named = program.startswith(("none", "-m"))
-    done = (run_here if is_named else run)("record", "-o", "recorded.json", *(program.split() if is_named else ["dies.py"]))
-    assert done.returncode != 0
-    if program == "[":  # it has ended by an exception
-        assert "0 signatures" in done.stderr
-    else:
-        assert (imported / "recorded.json").read_text() == '{"kernels": {}}'
-    assert not list(imported.glob(".*"))
+    done = run("record", "-o", "recorded.json", "dies.py")
+    assert done.returncode != 0 and ("0 signatures" in done.stderr) is not is_kept
+    assert ((imported / "recorded.json").read_text() == "kept") is is_kept and not list(imported.glob(".*"))
 
 
 @pytest.mark.slow
 def test_the_packages_own_code():
-    """After it no process compiles native code of the package."""
     said = [run("precompile") for _ in range(2)]
     assert [(done.returncode, "kept in" in done.stdout) for done in said] == [(0, True)] * 2
     assert "compiled 0: " in said[1].stdout, said[1].stdout
@@ -167,9 +148,8 @@ def test_a_kernel_that_is_not_compiled_or_not_kept(imported):
     (imported / "worked.py").write_text(f"{MODULE}\n__precompile__ = {listed}\n")
     done = run_here("precompile", "worked")
     assert done.returncode == 1 and done.stderr == ""
-    one, two, three, four = done.stdout.splitlines()
-    assert ": not compiled: TypingError: " in one and ": not compiled: TypingError: " in two and "no cache=True" in three
-    assert "not compiled: UnknownType: scaled(): argument 'factor'" in four
+    said = [": not compiled: TypingError: "] * 2 + ["no cache=True", "not compiled: UnknownType: scaled(): argument 'factor'"]
+    assert all(words in line for words, line in zip(said, done.stdout.splitlines(), strict=True)), done.stdout
     (line,) = (line for line in run_here("explain", "worked:inner").stdout.splitlines() if line.startswith("  pickle"))
     assert "carries no machine code: nothing is compiled in this process" in line
 
@@ -238,15 +218,12 @@ NO_SIGNATURES = [
 
 @pytest.mark.parametrize("numba_type", WITH_A_TEXT)
 def test_types_as_text(numba_type):
-    text = text_of((numba_type, types.int8))
-    assert text is not None and sigutils.normalize_signature(text)[0] == (numba_type, types.int8)
-    assert sigutils.normalize_signature(text_of((numba_type,)))[0] == (numba_type,) and text_of(()) == "()"
-    assert types_in(text) == (numba_type, types.int8) and types_in("()") == ()
+    for given in ((numba_type, types.int8), (numba_type,), ()):
+        assert types_in(text_of(given)) == sigutils.normalize_signature(text_of(given))[0] == given
 
 
 @pytest.mark.parametrize("text", NO_SIGNATURES)
 def test_text_that_is_no_signature(text, tmp_path, monkeypatch):
-    """It is not evaluated."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="is no signature"):
         types_in(text)

@@ -111,7 +111,6 @@ FAILS = SAYS + "def f():\n    1 / 0\nf()\n"
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """A folder with programs of each kind: files, compiled, in packages, folders and archives."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "plain.py").write_text(FAILS)
     (folder / "-dash.py").write_text(SAYS)
@@ -166,10 +165,8 @@ def test_environments(places, python_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     if python_path is not None:
         monkeypatch.setenv("PYTHONPATH", python_path)
-    plain, found = (
-        subprocess.run([sys.executable, *command, "environment.py"], cwd=places, capture_output=True, text=True, timeout=100)
-        for command in ([], [*OURS, "run"])
-    )
+    commands = [sys.executable, "environment.py"], [sys.executable, *OURS, "run", "environment.py"]
+    plain, found = (subprocess.run(each, cwd=places, capture_output=True, text=True, timeout=100) for each in commands)
     assert found.stdout.endswith(plain.stdout) and plain.stdout and found.stderr == plain.stderr == ""
 
 
@@ -177,13 +174,12 @@ def test_environments(places, python_path, monkeypatch):
 @pytest.mark.parametrize("start", [["-I"], ["-E"], ["-c", f"import runpy; runpy.run_module({OURS[1]!r}, None, '__main__', True)"]])
 def test_where_this_process_runs_it(places, start):
     """Python cannot be started anew there: our frames are below the program, and tracebacks leave them out."""
-    options = [] if start[0] == "-c" else start
-    ours = start if start[0] == "-c" else [*start, *OURS]
-    program = "import sys; print(__name__, __file__, sys.argv)\ndef f():\n    1 / 0\nf()\n"
-    (places / "fails.py").write_text(program)
+    options, ours = ([], start) if start[0] == "-c" else (start, [*start, *OURS])
+    (places / "fails.py").write_text("import sys; print(__name__, __file__, sys.argv)\ndef f():\n    1 / 0\nf()\n")
     (places / "broken_syntax.py").write_text("def f(:\n")
-    found = [(ended([*options, each], places), ended([*ours, "run", each], places)) for each in ("fails.py", "broken_syntax.py")]
-    assert all(plain == run and plain[0] == 1 for plain, run in found), found
+    for program in ("fails.py", "broken_syntax.py"):
+        plain = ended([*options, program], places)
+        assert plain == ended([*ours, "run", program], places) and plain[0] == 1
     assert ended([*ours, "run", "/dev/stdin"], places, b"print(5)")[1] == ended([*ours, "run", "-"], places, b"print(5)")[1] == b"5"
     code, _, said = ended([*ours, "run", "-m", "nothere"], places)
     assert code == 1 and said.endswith(b": No module named nothere")
@@ -195,6 +191,8 @@ ACCELERATED = {
     "a room of this package first": "import fastexchange.dispatch.structs\nimport numba",
     "looked for first": "import importlib.util as u\nu.find_spec('numba'), u.find_spec('fastexchange.api')\nimport numba",
     "in a thread": "import threading as t\nx = t.Thread(target=__import__, args=('fastexchange.api',))\nx.start()\nx.join()\nimport numba",
+    "settings that Numba reads when it is imported": "import os\nos.environ['NUMBA_NUM_THREADS'] = '1'\nimport numba\n"
+    "assert numba.config.NUMBA_NUM_THREADS == 1 and type(numba.__spec__.loader).__name__ == 'SourceFileLoader'",
 }
 
 

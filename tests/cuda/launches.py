@@ -5,7 +5,7 @@ import ctypes
 import functools
 
 import numpy as np
-from cuda_tensors import DeviceTensor, _kept, _Tensor, first_stream
+from cuda_tensors import DeviceTensor, _Tensor, first_stream
 
 from fastexchange import fast_args
 from fastexchange._abi import ffi
@@ -13,13 +13,10 @@ from fastexchange._abi import ffi
 WARM = 4  # launches: the first makes the cache entry for its types of arguments
 
 
-class ExportedTensor(_Tensor, stream=first_stream):
+class ExportedTensor(_Tensor, stream=first_stream, dltensor_from_py_object_no_sync=None):
     """Of a framework whose table lends no tensors, and only exports them; its exports tell whether they are readonly."""
 
     __slots__ = ()
-
-
-_kept[-1].dltensor_from_py_object_no_sync = ffi.NULL
 
 
 @functools.cache

@@ -5,6 +5,7 @@ the process's other tests go on in a new one. What fails is run again, in a fres
 fails there, too, as Numba's own or the machine's; and once more with it, to see whether it fails by itself.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -13,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numba
 
@@ -29,28 +30,25 @@ LEFT_OUT = {
 """Modules that do not run, and why."""
 
 
-@dataclass
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a test: one of ``passed``, ``skipped``, ``expected failure`` and :data:`FAILED`."""
 
     outcome: str
     why: str = ""
 
 
-@dataclass
-class Comparison:
+class Comparison(NamedTuple):
     """Of a run: all tests' outcomes, and those that failed by what that comes from."""
 
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    own: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, Outcome]
+    own: dict[str, Outcome]
     """Failures that are Numba's own, or the machine's: without this package they fail, too."""
-    unsteady: dict[str, Outcome] = field(default_factory=dict)
+    unsteady: dict[str, Outcome]
     """Failures that are gone when the tests are run by themselves."""
-    different: dict[str, Outcome] = field(default_factory=dict)
+    different: dict[str, Outcome]
     """Failures that only come with this package."""
 
     def counts(self) -> str:
-        """A line of counts."""
         found = [each.outcome for each in self.outcomes.values()]
         passed = found.count("passed") + found.count("expected failure")
         return (
@@ -91,47 +89,40 @@ def _run_once(asked: dict, outcomes: dict[str, Outcome], limit: float) -> tuple[
         request, results, output = (Path(folder, name) for name in ("request", "results", "output"))
         request.write_text(json.dumps(asked))
         results.touch()
-        with open(output, "wb") as file:
+        path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, "-X", "faulthandler", HERE / "worker.py", request, results]
+        with output.open("wb") as file:
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
             process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", str(HERE / "worker.py"), str(request), str(results)],
-                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, cwd=folder,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])},
-            )  # fmt: skip
-        kind, name, read, seen_at = "", "its beginning", 0, time.monotonic()
+                command, **pipes, start_new_session=True, cwd=folder, env={**os.environ, "PYTHONPATH": path}
+            )
+        at, read, seen_at = ("", "its beginning"), 0, time.monotonic()
         try:
             while True:
                 is_over = process.poll() is not None
-                text = results.read_text()
-                complete = text[read : text.rfind("\n") + 1]
-                read += len(complete)
-                for line in map(json.loads, complete.splitlines()):
-                    seen_at = time.monotonic()
-                    if "done" in line:
+                lines = results.read_text().split("\n")[read:-1]
+                for kind, name, *how in map(json.loads, lines):
+                    if kind == "done":
                         return None
-                    if "ends" in line:
-                        ended = line.pop("ends")
-                        outcomes[ended] = Outcome(**line)
-                        kind, name = "begins", f"{ended} (afterwards)"
-                    else:
-                        kind, name = next((kind, line[kind]) for kind in ("loads", "begins", "module") if kind in line)
-                        kind, name = ("begins", f"{name} (afterwards)") if kind == "module" else (kind, name)
+                    if kind == "ends":
+                        outcomes[name] = Outcome(*how)
+                    at = (kind, name) if kind in ("loads", "begins") else ("begins", f"{name} (afterwards)")
+                read, seen_at = read + len(lines), time.monotonic() if lines else seen_at
                 if is_over:
                     said = f"exit code {process.returncode}\n" + output.read_text(errors="replace")[-4000:]
-                    return kind, name, Outcome("crash", said)
+                    return *at, Outcome("crash", said)
                 if time.monotonic() - seen_at > limit:
-                    return kind, name, Outcome("hang", f"not done after {limit:.0f} s")
+                    return *at, Outcome("hang", f"not done after {limit:.0f} s")
                 time.sleep(0.05)
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
 
 
-def compare(names: list[str], *, share: int = 1, limit: float = 300, tests: list[str] | None = None) -> Comparison:
+def compare(names: list[str], *, share: int = 1, limit: float = 300) -> Comparison:
     """Run tests of these modules with this package, and what fails again, without and with it."""
-    made = Comparison(run(names, accelerated=True, share=share, limit=limit, tests=tests))
+    made = Comparison(run(names, accelerated=True, share=share, limit=limit), {}, {}, {})
     failed = {name: outcome for name, outcome in made.outcomes.items() if outcome.outcome in FAILED}
     if not failed:
         return made

@@ -7,60 +7,42 @@ make kernels. RESULTS gets a line of JSON as each test begins, and one as it end
 
 import json
 import sys
-import traceback
 import unittest
 import zlib
 
+NOTED = {"error": "errors", "failure": "failures", "unexpected success": "unexpectedSuccesses", "skipped": "skipped",
+         "expected failure": "expectedFailures"}  # fmt: skip
+"""What may become of a test, if it does not pass, and where unittest notes it; the first counts."""
+
 
 class Result(unittest.TestResult):
-    """Writes what becomes of each test."""
-
     def __init__(self, file):
         super().__init__()
         self.buffer = True  # what tests print is nobody's
         self._file = file
         self.names: dict[unittest.TestCase, str] = {}
 
-    def write(self, **line):
+    def write(self, *line):
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def startTest(self, test):
         super().startTest(test)
-        self._outcome, self._why = "passed", ""
-        self._name = self.names.get(test, test.id())
-        self.write(begins=self._name)
+        self.write("begins", self.names.get(test, test.id()))
 
     def stopTest(self, test):
         super().stopTest(test)
-        self.write(ends=self._name, outcome=self._outcome, why=self._why)
-
-    def _note(self, outcome, error=None, why=""):
-        self._outcome = outcome
-        self._why = "".join(traceback.format_exception(*error)) if error else why
+        outcome, why = "passed", ""
+        for kind, name in reversed(NOTED.items()):
+            for noted in getattr(self, name):
+                outcome, why = kind, noted[1] if isinstance(noted, tuple) else ""
+            getattr(self, name).clear()
+        self.write("ends", self.names.get(test, test.id()), outcome, why)
 
     def addError(self, test, err):
-        if isinstance(test, unittest.TestCase):
-            self._note("error", err)
-        else:  # of setUpClass or of a module: its tests do not begin
-            self.write(ends=test.id(), outcome="error", why="".join(traceback.format_exception(*err)))
-
-    def addFailure(self, test, err):
-        self._note("failure", err)
-
-    def addSubTest(self, test, subtest, err):
-        if err is not None and self._outcome == "passed":
-            self._note("failure" if issubclass(err[0], test.failureException) else "error", err)
-
-    def addSkip(self, test, reason):
-        if isinstance(test, unittest.TestCase) and self._outcome == "passed":
-            self._note("skipped", why=reason)
-
-    def addExpectedFailure(self, test, err):
-        self._note("expected failure")
-
-    def addUnexpectedSuccess(self, test):
-        self._note("unexpected success")
+        super().addError(test, err)
+        if not isinstance(test, unittest.TestCase):  # of setUpClass or of a module: its tests do not begin
+            self.write("ends", test.id(), "error", self.errors.pop()[1])
 
 
 def tests_of(suite, module: str) -> dict:
@@ -81,7 +63,6 @@ def chosen(names: list[str], share: int) -> list[str]:
 
 
 def main(request: str, results: str) -> None:
-    """Run what `request` asks for."""
     with open(request) as file:
         asked = json.load(file)
     # Where numba-cuda is installed, it is numba.cuda. Its own helpers for tests, which are not ours, ask for further packages.
@@ -98,13 +79,13 @@ def main(request: str, results: str) -> None:
     with open(results, "a") as file:
         result = Result(file)
         for module in asked["modules"]:
-            result.write(loads=module)
+            result.write("loads", module)
             loaded = tests_of(unittest.defaultTestLoader.loadTestsFromName(module), module)
             result.names = {test: name for name, test in loaded.items()}
             names = chosen(list(loaded), asked["share"]) if asked["tests"] is None else [n for n in loaded if n in asked["tests"]]
-            result.write(module=module, has=len(loaded), chosen=names)
+            result.write("module", module)
             unittest.TestSuite(loaded[name] for name in names if name not in asked["without"]).run(result)
-        result.write(done=True)
+        result.write("done", "")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def test_the_verdict_is_forgotten_with_whatever_source_it_is_about():
             assert node.col_offset == 0, f"line {node.lineno} imports inside of a function: the stamp does not see that"
 
 
-class Start(types.Type):
+class Start(types.Opaque):
     """A user's type of parameters: the address of an array's memory block, which Numba's runtime computes in a cast."""
 
     def can_convert_from(self, typingctx, other):
@@ -110,6 +110,7 @@ class Start(types.Type):
 
 
 register_model(Start)(models.OpaqueModel)
+unbox(Start)(lambda numba_type, ob, c: NativeValue(c.context.get_constant_null(numba_type)))
 
 
 @lower_cast(types.Array, Start)
@@ -117,18 +118,15 @@ def cast_to_start(context, builder, given, taken, value):
     return context.nrt.meminfo_data(builder, context.make_array(given)(context, builder, value).meminfo)
 
 
-@unbox(Start)
-def unbox_start(numba_type, ob, c):
-    return NativeValue(c.context.get_constant_null(numba_type))
-
-
 def test_what_casts_call_of_numbas_runtime_is_in_the_generated_code(monkeypatch):
     finish, finished = cfunction.CodeUnit.finish, {}
 
+    def functions(library, is_declaration: bool) -> set[str]:
+        return {function.name for function in library._final_module.functions if function.is_declaration == is_declaration}
+
     def noted(unit, *extra):
         result = finish(unit, *extra)
-        name = unit.symbol.split(".")[1]
-        finished[name] = {function.name for function in unit.library._final_module.functions if function.is_declaration}
+        finished[unit.symbol.split(".")[1]] = functions(unit.library, True)
         return result
 
     monkeypatch.setattr(cfunction.CodeUnit, "finish", noted)
@@ -142,7 +140,7 @@ def test_what_casts_call_of_numbas_runtime_is_in_the_generated_code(monkeypatch)
 
     assert {kernel(np.ones(3)) for _ in range(4)} == {kernel.bind(np.ones(3))()} == {7}
     assert finished.keys() >= {"trampoline"}
-    defined = {each.name for each in numba_internals.runtime_library()._final_module.functions if not each.is_declaration}
+    defined = functions(numba_internals.runtime_library(), False)
     assert "NRT_MemInfo_data_fast" in defined
     assert not {name: missing for name, declared in finished.items() if (missing := declared & defined)}
 

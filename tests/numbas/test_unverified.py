@@ -112,9 +112,6 @@ class Moved:
         return self._read(name)
 
 
-STEPS = -8, 8, 24
-
-
 def moving(field: str, step: int) -> types.SimpleNamespace:
     """``ffi`` that makes views of which one field lies elsewhere."""
 
@@ -124,16 +121,24 @@ def moving(field: str, step: int) -> types.SimpleNamespace:
     return types.SimpleNamespace(cast=cast, sizeof=ffi.sizeof, buffer=ffi.buffer, NULL=ffi.NULL)
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("field", ["data", "nd", "dimensions", "strides", "descr", "flags", "byteorder", "type_num"])
-def test_each_field_of_numpys_arrays_is_verified(field, step, monkeypatch):
-    """No word is followed that is no address: as many of them are NULL, or small numbers."""
-    assert ndarray.verify()
-    monkeypatch.setattr(ndarray, "ffi", moving(field, step))
-    assert not ndarray.verify()
+METHODS = str.isascii, dict.values, int.real
+FIELDS = [  # a module, what it verifies, the fields, and the steps by which they lie elsewhere
+    (ndarray, ndarray.verify, ["data", "nd", "dimensions", "strides", "descr", "flags", "byteorder", "type_num"], (-8, 8, 24)),
+    (cpython, lambda: any(map(cpython.function_of, METHODS)), ["type", "name", "definition"], (-8, 8, 16)),
+]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("module", "verify", "field", "step"), [
+    (module, verify, field, step) for module, verify, fields, steps in FIELDS for field in fields for step in steps
+])  # fmt: skip
+def test_each_field_is_verified(module, verify, field, step, monkeypatch):
+    """Of NumPy's arrays, and of descriptors. No word is followed that is no address: many are NULL, or small numbers."""
+    assert verify() and all(map(cpython.function_of, METHODS))
+    monkeypatch.setattr(module, "ffi", moving(field, step))
+    assert not verify()
+
+
+@pytest.mark.parametrize("step", (-8, 8, 24))
 @pytest.mark.parametrize("field", ["len", "itemsize", "readonly", "ndim", "format", "shape", "strides", "buf"])
 def test_each_field_of_buffers_is_verified(field, step):
     views = [memoryview(array.array("h", range(24))).cast("B").cast("h", (4, 6))[::2], memoryview(b"abc")]
@@ -154,15 +159,6 @@ def test_a_numpy_with_another_abi(name, monkeypatch):
     assert numpy_table._find_numpy_api()
     monkeypatch.setattr(numpy_table, name, getattr(numpy_table, name) + 1)
     assert not numpy_table._find_numpy_api()
-
-
-@pytest.mark.parametrize("field", ["type", "name", "definition"])
-@pytest.mark.parametrize("step", (-8, 8, 16))
-def test_each_field_of_descriptors_is_verified(field, step, monkeypatch):
-    methods = [str.isascii, dict.values, int.real]
-    assert all(map(cpython.function_of, methods))
-    monkeypatch.setattr(cpython, "ffi", moving(field, step))
-    assert not any(map(cpython.function_of, methods))
 
 
 def test_addresses_that_cannot_be_read():

@@ -16,22 +16,22 @@ import sys
 import textwrap
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
+from children import SECONDS, in_fork
 from forked import needs_fork, run_forked
-from frameworks import needs_torch, torch
-from interpreter import lines_said, run_python
+from frameworks import torch
+from interpreter import run_python
 from made_producers import Dunder, Legacy, Tabled
 from numba.core.compiler_lock import global_compiler_lock
-from worker_kernels import Samples, Unexchangeable, call, collate, part, refuses, report, scaled, total, unlocked_total
+from worker_kernels import Unexchangeable, call, part, refuses, scaled, total, unlocked_total
 
 from fastexchange import convert, fast_args, from_dlpack, polyfill, register_dlpack_dtype, to_dlpack
 from fastexchange.ground import once
 
 START_METHODS = [method for method in ("fork", "spawn") if method in multiprocessing.get_all_start_methods()]
-SECONDS = 60
-"""After which a child counts as stuck. Only a failure takes that long."""
 
 
 def check_everything():
@@ -40,11 +40,10 @@ def check_everything():
     tensors = [array, Dunder(array), Legacy(array), Tabled(array)]
     if torch is not None:
         tensors.append(torch.arange(4.0, dtype=torch.float64))
+        assert convert(array, torch.Tensor).tolist() == array.tolist()
     for tensor in tensors:
-        assert [total(tensor) for _ in range(4)] == [6.0] * 4
-        assert unlocked_total(tensor) == 6.0
-        assert from_dlpack(part(tensor)).tolist() == [1.0, 2.0, 3.0]
-        assert from_dlpack(tensor).tolist() == array.tolist()
+        assert [total(tensor) for _ in range(4)] == [unlocked_total(tensor)] * 4 == [6.0] * 4
+        assert from_dlpack(part(tensor)).tolist() == [1.0, 2.0, 3.0] and from_dlpack(tensor).tolist() == array.tolist()
         if hasattr(tensor, "ledger"):
             gc.collect()
             tensor.ledger.check(tensor.ledger.made)
@@ -54,24 +53,6 @@ def check_everything():
         with pytest.raises(error):
             refuses(bad)
     assert fast_args(lambda x: x.size)(array) == 4
-    if torch is not None:
-        assert convert(array, torch.Tensor).tolist() == array.tolist()
-
-
-def in_fork(work) -> int:
-    """The exit code of a forked child: what `work` returns, or 0; 1 if it raises, -SIGALRM if it gets stuck."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code = 1
-    try:
-        signal.alarm(SECONDS)
-        code = work() or 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
 
 
 # ---- fork ------------------------------------------------------------------------------------------------------------
@@ -108,7 +89,6 @@ def fork_in_the_middle():
 
 
 def fork_with_live_exports():
-    """Parent and child each give back what they hold, once."""
     tensor = Dunder(np.arange(4.0))
     kept = [part(tensor), from_dlpack(tensor), to_dlpack(tensor, max_version=(1, 3))]
     assert tensor.ledger.out == 3
@@ -131,30 +111,24 @@ def fork_while_others(work, times: int) -> None:
     """
     work()
     sys.setswitchinterval(1e-6)
-    stop, errors = threading.Event(), []
+    stop = threading.Event()
 
     def repeat():
-        try:
-            while not stop.is_set():
-                work()
-        except BaseException as error:
-            errors.append(error)
+        while not stop.is_set():
+            work()
 
     def in_the_child():
         signal.alarm(15)
         for _ in range(3):
             work()
 
-    others = [threading.Thread(target=repeat) for _ in range(2)]
-    for thread in others:
-        thread.start()
     codes: list[int] = []
-    while len(codes) < times and not any(codes):
-        codes.append(in_fork(in_the_child))
-    stop.set()
-    for thread in others:
-        thread.join()
-    assert not errors, errors
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(repeat) for _ in range(2)]
+        while len(codes) < times and not any(codes):
+            codes.append(in_fork(in_the_child))
+        stop.set()
+    assert [other.result() for other in others] == [None] * 2
     assert not any(codes), f"fork {len(codes)}: exit code {codes[-1]} (-14: stuck for ever)"
 
 
@@ -173,7 +147,6 @@ registered = np.dtype({"names": ["odd"], "formats": ["u1"], "itemsize": 4})
 
 
 def change_tables():
-    """Of types, of dtypes, of what is lent."""
     dtype = np.dtype({"names": [f"f{next(_factors)}"], "formats": ["u1"], "itemsize": 4})
     assert from_dlpack(np.zeros(2, dtype)[dtype.names[0]]).size == 2
     register_dlpack_dtype((200, 32), registered)
@@ -182,7 +155,6 @@ def change_tables():
 
 
 def begin():
-    """With a kernel that has not been called: what a first call looks up."""
     for _ in range(100):
         assert fast_args(lambda x: x)._outputs is None
 
@@ -193,14 +165,12 @@ WHILE = {"learn": 12, "begin": 10, "compile_a_kernel": 4, "change_tables": 8}
 
 def fork_where_locks_are_held():
     """By the thread itself: they are its own in the child, too, and free when it has let go of them."""
-    lock, taken = once.forkable_lock(), []
+    lock = once.forkable_lock()
     with lock, global_compiler_lock:
         code = in_fork(check_everything)
     assert code == 0 and not global_compiler_lock.is_locked()
-    thread = threading.Thread(target=lambda: taken.append(lock.acquire(timeout=5)))
-    thread.start()
-    thread.join()
-    assert taken == [True]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lock.acquire, timeout=5).result()
 
 
 def fork_that_the_holder_of_a_lock_waits_for():
@@ -231,28 +201,23 @@ def fork_while_another_imports():
     """A module of this package, as in a first call: its lock would be held in the child for ever."""
     name, begun, forking = "fastexchange.measuring.overhead", threading.Event(), threading.Event()
 
-    class Slow:
+    def find_spec(module, path=None, target=None):
         """A finder that finds nothing, but takes as long as a fork does that does not wait."""
-
-        @staticmethod
-        def find_spec(module, path=None, target=None):
-            if module == name:
-                begun.set()
-                forking.wait(SECONDS)
-                time.sleep(0.3)
-
-    assert name not in sys.modules
-    sys.meta_path.insert(0, Slow)
-    os.register_at_fork(before=forking.set)  # hooks run in reverse order: before the package's
-    thread = threading.Thread(target=importlib.import_module, args=(name,))
-    thread.start()
-    assert begun.wait(SECONDS)
+        if module == name:
+            begun.set()
+            forking.wait(SECONDS)
+            time.sleep(0.3)
 
     def in_the_child():
         signal.alarm(15)
         importlib.import_module(name)
 
-    assert in_fork(in_the_child) == 0
+    assert name not in sys.modules
+    sys.meta_path.insert(0, types.SimpleNamespace(find_spec=find_spec))
+    os.register_at_fork(before=forking.set)  # hooks run in reverse order: before the package's
+    thread = threading.Thread(target=importlib.import_module, args=(name,))
+    thread.start()
+    assert begun.wait(SECONDS) and in_fork(in_the_child) == 0
     thread.join()
 
 
@@ -282,68 +247,29 @@ def test_fork(name, forks):
 
 # ---- multiprocessing -------------------------------------------------------------------------------------------------
 def pools(method: str):
-    """A process pool: kernels as tasks, in tasks, and what they raise."""
     context = multiprocessing.get_context(method)
     if method == "fork":
         check_everything()  # the children are forks of a process that has made calls
     tensors = [np.full(3, float(i)) for i in range(6)]
     if torch is not None and method == "fork":
         tensors += [torch.full((3,), float(i)) for i in range(6)]
-    closure = fast_args(lambda x: x.sum() + len(tensors_of_closure))
+    held = (1, 2)
+    closure = fast_args(lambda x: x.sum() + len(held))
     with concurrent.futures.ProcessPoolExecutor(2 if method == "fork" else 1, mp_context=context) as pool:
         assert list(pool.map(total, tensors)) == [3.0 * (i % 6) for i in range(len(tensors))]
         for kernel, want in ((total, 3.0), (unlocked_total, 3.0), (part, [1.0, 1.0]), (closure, 5.0)):
-            for future in [pool.submit(call, kernel, np.ones(3)) for _ in range(3)]:
-                got, is_native, worker = future.result()
+            for got, is_native, worker in pool.map(call, [kernel] * 3, [np.ones(3)] * 3):
                 assert (got if isinstance(want, float) else got.tolist()) == want
                 assert is_native and worker != os.getpid()
-        for future in [pool.submit(refuses, -np.ones(2)) for _ in range(3)]:
-            error = future.exception()
-            assert type(error) is ValueError and error.args == ("negative", -1.0), error
-        message = str(pool.submit(total, Unexchangeable()).exception())
-        assert "'x'" in message and "position 0" in message, message
+        for argument, words in ((-np.ones(2), "('negative', -1.0)"), (Unexchangeable(), "'x' (position 0)")):
+            assert words in str(pool.submit(refuses, argument).exception())
     assert pickle.loads(pickle.dumps(total)) is total
-
-
-tensors_of_closure = (1, 2)
-
-
-def processes(method: str):
-    """``multiprocessing.Process``, the kernel an argument; it is called before, meanwhile and afterwards."""
-    context = multiprocessing.get_context(method)
-    queue = context.SimpleQueue()
-    child = context.Process(target=report, args=(queue, total, np.full(3, 2.0)))
-    total(np.ones(3))
-    child.start()
-    assert total(np.ones(3, np.float32)) == 3.0 and queue.get() == 6.0
-    child.join(SECONDS)
-    assert child.exitcode == 0 and total(np.ones(3)) == 3.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", START_METHODS)
 def test_multiprocessing(method):
-    run_python(f"import test_processes as t; t.processes({method!r}); t.pools({method!r})")
-
-
-def data_loader(method: str):
-    loader = torch.utils.data.DataLoader
-    torch.set_num_threads(1)
-    want = [tuple(map(torch.Tensor.tolist, batch)) for batch in loader(Samples(), 4, collate_fn=collate)]
-    assert len(want) == 6 and want[1][1] == [45.0, 55.0, 65.0, 75.0]
-    workers = {"num_workers": 2 if method == "fork" else 1, "multiprocessing_context": method, "persistent_workers": True}
-    batches = loader(Samples(), 4, collate_fn=collate, **workers)
-    for _ in range(2):
-        assert [tuple(map(torch.Tensor.tolist, batch)) for batch in batches] == want
-    assert total(torch.ones(3)) == 3.0
-
-
-@pytest.mark.slow
-@needs_torch
-@pytest.mark.parametrize("method", START_METHODS)
-def test_a_data_loader_with_workers(method):
-    done = run_python(f"from test_processes import data_loader; data_loader({method!r})", PYTHONWARNINGS="ignore")
-    assert lines_said(done.stderr) == []
+    run_python(f"import test_processes as t; t.pools({method!r})")
 
 
 # ---- exit ------------------------------------------------------------------------------------------------------------
@@ -358,7 +284,6 @@ try:
     import torch
 except ImportError:
     torch = None
-
 array = np.arange(4.0)
 
 def tensors():
@@ -378,10 +303,16 @@ def kept_of_all_kinds():
     for tensor in tensors():
         kept += [part(tensor), from_dlpack(tensor), to_dlpack(tensor, max_version=(1, 3)), from_dlpack(part(tensor))]
         kept.append(np.from_dlpack(from_dlpack(tensor)))
-    if torch is not None:
-        for tensor in (array, torch.ones(3), bytearray(b"abc")):
-            kept += [convert(tensor, torch.Tensor), torch.from_dlpack(to_dlpack(tensor, max_version=(1, 3)))]
+    for tensor in (array, torch.ones(3), bytearray(b"abc")) if torch is not None else ():
+        kept += [convert(tensor, torch.Tensor), torch.from_dlpack(to_dlpack(tensor, max_version=(1, 3)))]
     return kept
+
+def in_thread(work, times, daemon=False):
+    threading.Thread(target=lambda: [work() for _ in range(times)], daemon=daemon).start()
+
+class Does(Dunder):
+    def __dlpack__(self, *, max_version=None):
+        act()
 """
 
 EXITS = {
@@ -389,11 +320,7 @@ EXITS = {
         kernels = [total, part, fast_args(lambda x: x.size)]
         builtins.kernels, np.kernel, sys.kernel = kernels, part, fast_args(total, grad="allow")
         total.itself, part.other = total, total
-
-        @fast_args
-        def keep(container, x):
-            container.append(x)
-
+        keep = fast_args(lambda container, x: container.append(x))
         typed_list = np.typed_list = numba.typed.List.empty_list(numba.float64[::1])
         for tensor in (np.arange(4.0), Tabled(array), Dunder(array)):
             keep(typed_list, tensor)
@@ -416,56 +343,30 @@ EXITS = {
                 from_dlpack(array)
 
         Late()  # what the calls need has been learnt: nothing can be imported in the end
-        late = builtins.late = Late()
-        np.late = Late()
+        late, builtins.late, np.late = Late(), Late(), Late()
         """,
     "daemon threads that are still calling and converting": """
         # No tensors of PyTorch, which ends the process when a daemon thread drops one of them now.
         part = fast_args(returns=np.ndarray)(lambda x: x[1:])
-
-        def call(tensor):
-            while True:
-                total(tensor), part(tensor)
-
-        def call_long(tensor):
-            while True:
-                long_total(tensor)
-
-        def transfer(tensor):
-            while True:
-                from_dlpack(tensor), to_dlpack(tensor, max_version=(1, 3)), from_dlpack(part(tensor))
-
-        for tensor in tensors():
-            for target in (call, call_long, transfer):
-                threading.Thread(target=target, args=(tensor,), daemon=True).start()
+        for x in tensors():
+            in_thread(lambda x=x: (total(x), part(x)), 10**9, daemon=True)
+            in_thread(lambda x=x: long_total(x), 10**9, daemon=True)
+            in_thread(lambda x=x: (from_dlpack(x), to_dlpack(x, max_version=(1, 3)), from_dlpack(part(x))), 10**9, daemon=True)
         time.sleep(0.1)
         """,
     "threads that end after the main thread": """
-        def call():
-            for _ in range(20):
-                for tensor in tensors():
-                    assert total(tensor) == 6.0
-                    long_total(tensor), part(tensor), from_dlpack(tensor)
-
         for _ in range(4):
-            threading.Thread(target=call).start()
+            in_thread(lambda: [(total(x), long_total(x), part(x), from_dlpack(x)) for x in tensors()], 20)
         """,
     "SystemExit in a producer": """
-        class Exits(Dunder):
-            def __dlpack__(self, *, max_version=None):
-                sys.exit(7)
-
-        both = fast_args(lambda x, y: x[0] + y[0])
-        both(Dunder(array), Exits(array))
+        act, both = lambda: sys.exit(7), fast_args(lambda x, y: x[0] + y[0])
+        both(Dunder(array), Does(array))
         """,
     "leaving at once from a kernel's call": """
         # While another thread is in a kernel: nothing is waited for.
-        class Leaves(Dunder):
-            def __dlpack__(self, *, max_version=None):
-                os._exit(5)
-
-        threading.Thread(target=lambda: [long_total(array) for _ in range(10_000)]).start()
-        part(Leaves(array))
+        act = lambda: os._exit(5)
+        in_thread(lambda: long_total(array), 10_000)
+        part(Does(array))
         """,
 }
 CODES = {"SystemExit in a producer": 7, "leaving at once from a kernel's call": 5}
