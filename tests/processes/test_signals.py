@@ -127,10 +127,12 @@ def test_ctrl_c_in_a_kernel(function, options):
 def test_ctrl_c_while_another_threads_kernel_runs():
     """It is the main thread's: the kernel, which has let go of the GIL, goes on."""
     usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+    kill = types.ExternalFunction("kill", types.int32(types.int32, types.int32))  # raise() would not wake the main thread
+    process = os.getpid()
 
     @fast_args(nogil=True)
     def signals_and_waits(flags, x):
-        libc_raise(SIGINT)
+        kill(process, SIGINT)
         turns = 0
         while flags[0] == 0 and turns < 20_000:
             usleep(1000)
