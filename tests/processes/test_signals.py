@@ -143,13 +143,19 @@ def test_ctrl_c_while_another_threads_kernel_runs():
     with handled(SIGINT, signal.SIG_IGN):
         assert signals_and_waits(flags, tensor) == 1.0
     flags[0] = 0
-    thread = threading.Thread(target=lambda: results.append(signals_and_waits(flags, tensor)))
+    ended = threading.Event()  # after an interrupted join() Python 3.11 takes the thread for ended
+
+    def work():
+        results.append(signals_and_waits(flags, tensor))
+        ended.set()
+
+    thread = threading.Thread(target=work)
     with pytest.raises(KeyboardInterrupt):
         thread.start()
-        thread.join()
+        ended.wait()
     assert not results
     flags[0] = 1
-    thread.join()
+    assert ended.wait(60)
     assert results == [1.0]
     tensor.ledger.check(tensor.ledger.made)
 
