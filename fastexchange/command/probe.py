@@ -413,7 +413,7 @@ def _paddle(paddle) -> Iterator[Finding]:
 
 
 def _jax(jax) -> Iterator[Finding]:
-    yield from _examples("frameworks", iter([_Example("jax.Array", jax.numpy.arange(4.0), _ANY)]))
+    yield from _examples("frameworks", iter([_Example("jax.Array", jax.numpy.arange(4.0), ("jax",))]))
 
 
 def _tvm_ffi(tvm_ffi) -> Iterator[Finding]:

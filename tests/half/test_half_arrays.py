@@ -161,7 +161,7 @@ def test_arrays_of_the_same_elements(form):
         assert of_torch.dtype == form.torch and of_torch.float().tolist() == want.tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @of_one
 def test_arrays_and_numbers_of_what_numpy_promotes_to(form):
     x = array(form, nearest(form, SIX))

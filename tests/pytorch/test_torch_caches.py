@@ -129,10 +129,8 @@ def stage():
     made.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cases", [
-    name if name == "declarations" else pytest.param(name, marks=pytest.mark.nightly) for name in CASES
-])  # fmt: skip
+@pytest.mark.nightly
+@pytest.mark.parametrize("cases", CASES)
 def test_caches_of_an_older_program(cases, tmp_path, stage):
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     (tmp_path / "cached_operators.py").write_text(PROGRAM)
