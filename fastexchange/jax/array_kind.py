@@ -199,13 +199,19 @@ def prepare(context_address, entry_address, ob):
     return structs.STATUS_OK
 
 
+@native
+def is_only_thread():
+    """Whether no other thread can run Python code."""
+    return c.PyThreadState_Next(c.PyInterpreterState_ThreadHead(c.PyInterpreterState_Get())) == 0
+
+
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Fill the pointer at `out` with an owning export of the array `py_object`: the buffer of its part on the only device.
+    """Fill the pointer at `out` with an owning export of the array `py_object`, its buffer.
 
-    That part is an array, too. The array's own buffer is not taken: while JAX makes it, without the GIL, another thread may
-    delete the array, and JAX 0.10 aborts. Where there is no buffer (on another device, elements of half precision), the array's
-    ``__dlpack__`` makes the export, or raises.
+    While JAX makes that, without the GIL, another thread may delete the array, and JAX 0.10 aborts. So where there is another
+    thread, the export is that of the part on the only device, an array that nobody else has. Where there is no buffer (on another
+    device, elements of half precision), the array's ``__dlpack__`` makes the export, or raises.
 
     Returns: 0, or -1 with an exception set. Owns: the caller calls the deleter once. GIL: held; released while JAX waits.
     """
@@ -213,7 +219,9 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     if side == 0:
         return types.int32(-1)
     failed = types.int32(-1)
-    if data_of(load(side), py_object) != -1:
+    if is_only_thread():
+        failed = buffer.export(py_object, out)
+    elif data_of(load(side), py_object) != -1:
         arguments = stack(2)
         store(arguments, py_object)
         store(arguments + 8, load(side + 16))
