@@ -27,7 +27,19 @@ from ..ground.dltensor import (
     is_plain,
     refusal,
 )
-from ..ground.native import address_of, as_words, call_int, load, native, put, sizeof, stack, store, struct_at
+from ..ground.native import (
+    address_of,
+    as_words,
+    call_int,
+    global_address,
+    load,
+    native,
+    put,
+    sizeof,
+    stack,
+    store,
+    struct_at,
+)
 from ..ground.once import for_ever, once
 from ..producers.python_side import python_side
 from .layout import WR_OBJECT, Layout, array_type, layout
@@ -185,6 +197,8 @@ def prepare(context_address, entry_address, ob):
     if failed or load(out) == 0 or PyErr_Occurred() != 0:
         if not failed and load(out) != 0:
             delete_managed(load(out))
+        if PyErr_Occurred() != 0 and c.PyErr_ExceptionMatches(global_address("PyExc_Exception")) == 0:
+            return structs.STATUS_ERROR  # Ctrl-C
         c.PyErr_Clear()  # Python code then asks JAX, whose words are better
         return structs.STATUS_OK
     tensor = dl_tensor_at(load(out) + DL_TENSOR)

@@ -14,11 +14,11 @@ from ..ground.passing import reraise_passing
 __all__ = ["MOST_PUT", "put"]
 
 MOST_PUT = 1 << 16
-"""The most bytes that :func:`put` is quick for: JAX may copy them. DLPack copies nothing."""
+"""The most bytes that :func:`put` is quick for: it copies them. DLPack copies nothing."""
 
 
 def put(array: np.ndarray):
-    """An array of JAX on the CPU with the values of `array`. None: this JAX has no such function."""
+    """An array of JAX on the CPU with a copy of the values of `array`. None: this JAX has no such function."""
     function = _function()
     return None if function is None else function(array)
 
@@ -45,7 +45,8 @@ def _find():
         return jax.core.ShapedArray(shape, dtype)
 
     def function(array):
-        return batched_device_put(type_of(array.shape, array.dtype), sharding, [array], [device], False)
+        is_committed, is_copied = False, True
+        return batched_device_put(type_of(array.shape, array.dtype), sharding, [array], [device], is_committed, is_copied)
 
     for sample in (np.float32(2.5).reshape(()), np.arange(6, dtype=np.int16).reshape(2, 3), np.ones((2, 2), bool)[:, 1]):
         made, wanted = function(np.asarray(sample)), jax.dlpack.from_dlpack(np.array(sample))

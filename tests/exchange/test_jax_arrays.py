@@ -192,6 +192,40 @@ def added(x, y, total, both):
         both[i] = x + y
 
 
+def test_a_small_result_shows_no_memory_that_others_write_to():
+    memory = np.zeros(64, np.float32)
+    start = -memory.ctypes.data % 64 // 4  # where JAX would share it
+    given = memory[start : start + 32]
+    made = fast_args(lambda x: x[16:], returns=type(jnp.ones(1)))(given)
+    given[:] = 7
+    assert type(made) is type(jnp.ones(1)) and set(made.tolist()) == {0}
+
+
+class CtrlC:
+    """An array's method that is interrupted; `was` makes the export when it is called again."""
+
+    def __init__(self, was):
+        self.was, self.calls = was, 0
+
+    def __get__(self, array, cls=None):
+        return self if array is None else lambda **options: self(array, **options)
+
+    def __call__(self, array, **options):
+        self.calls += 1
+        if self.calls == 1:
+            raise KeyboardInterrupt
+        return self.was(array, **options)
+
+
+def test_ctrl_c_while_an_array_is_exported(monkeypatch):
+    array = jnp.ones(3, "bfloat16")  # which has no buffer, so its __dlpack__ is called
+    total(jnp.ones(3, "bfloat16"))
+    monkeypatch.setattr(type(array), "__dlpack__", CtrlC(type(array).__dlpack__))
+    with pytest.raises(KeyboardInterrupt):
+        total(array)
+    assert total(array)[0] == 3
+
+
 def test_outputs_that_jax_cannot_make_leave_nothing(monkeypatch):
     one = jnp.ones(3)
     added(one, one)
