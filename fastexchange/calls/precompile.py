@@ -27,7 +27,7 @@ from .declared import as_computed
 from .fallback import are_numbas, as_numba_takes_it, call_numba
 from .resolve import Report, Resolver
 
-__all__ = ["arguments_of", "precompile", "signature_in"]
+__all__ = ["arguments_of", "compiled_natively", "precompile", "signature_in"]
 
 
 def signature_in(call: Any) -> Any:
@@ -102,7 +102,7 @@ def _for_example(kernel, args: tuple, kwargs: dict[str, Any], what: str) -> tupl
     bound = kernel._complete(bound)
     report = None
     if kernel._native.runtime.is_native and compiles_as_numba(kernel):
-        report = _natively(kernel, bound)
+        report = compiled_natively(kernel, bound)
         if report.status == structs.STATUS_UNKNOWN_SHAPE:
             return kernel._native.types_taken_by(report.keys)
     if kernel._is_for_device_kernel(bound, report is not None and report.status == structs.STATUS_DEVICE):
@@ -119,7 +119,7 @@ def _for_example(kernel, args: tuple, kwargs: dict[str, Any], what: str) -> tupl
     return taken
 
 
-def _natively(kernel, bound: tuple) -> Report:
+def compiled_natively(kernel, bound: tuple) -> Report:
     """Compile for a call that native code makes. Any other status than STATUS_UNKNOWN_SHAPE: it does not."""
     resolver = Resolver(kernel, bound)
     report = resolver.report

@@ -82,6 +82,14 @@ def drop_error(error):
 
 
 @native
+def leave_failure():
+    """Clear the exception that no caller can get. Ctrl-C comes again when Python code runs."""
+    if c.PyErr_ExceptionMatches(global_address("PyExc_KeyboardInterrupt")) != 0:
+        c.PyErr_SetInterrupt()
+    c.PyErr_Clear()
+
+
+@native
 def take_error_in_list():
     """Clear the pending exception. Returns a new list of it, so that no frame keeps it: a cycle; 0 with MemoryError set."""
     error = stack(3)

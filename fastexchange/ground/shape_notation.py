@@ -16,15 +16,17 @@ A pattern is compiled into a *program* of words, from which ``shape_program.eval
 
 import ast
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 from . import shape_program as op
 from .dlpack_types import DLDataType
+from .omitted import OMITTED
 from .parameters import Parameters
 from .promotion import promoted
 from .safe_repr import shown
 
-__all__ = ["Input", "Output", "Pattern", "pattern_of"]
+__all__ = ["Input", "Output", "Pattern", "extents_of", "pattern_of", "shape_of"]
 
 Rest = type(...)
 _ITEM = re.compile(r"\s*(?P<name>[^\W\d]\w*)\s*(?:\[(?P<dims>[^\[\]]*)\])?\s*(?::\s*(?P<dtype>\w+))?\s*(?:,|$)")
@@ -296,6 +298,65 @@ def _postfix(tree: ast.expr, index: dict[str, int]) -> list[int]:
     if isinstance(tree, ast.BinOp):
         return [*_postfix(tree.left, index), *_postfix(tree.right, index), _OPERATORS[type(tree.op)], 0]
     return [op.PUSH, index[tree.id]] if isinstance(tree, ast.Name) else [op.PUSH_NUMBER, tree.value]  # type: ignore[attr-defined]
+
+
+# ---- extents that may be symbols -------------------------------------------------------------------------------------
+
+
+def extents_of(
+    pattern: Pattern, given: tuple, defaults: dict[int, Any], name: str, check: Callable | None = None
+) -> tuple[dict[str, Any], tuple]:
+    """Return the extents of the names in a notation, and those that ``...`` stands for, where extents may be symbols.
+
+    `given`: a call's arguments, those in the notation with a ``shape``. `name`: the kernel's. ``check(is_equal, message)`` raises
+    ValueError, with what ``message()`` returns, for extents that are not equal; None: nobody does. PyTorch's Dynamo traces this.
+    Raises ValueError for ranks that do not fit.
+    """
+    extents: dict[str, Any] = {
+        each: defaults[position] if given[position] is OMITTED else given[position]
+        for each, position in pattern.numbers.items()
+    }
+    rest: tuple | None = None
+    for each in pattern.inputs:
+        shape, dims = tuple(given[each.position].shape), list(each.dims)
+        where = f"{name}(): argument {each.name!r} (position {each.position})"
+        if ... in dims:
+            at, count = dims.index(cast(Any, ...)), len(shape) - len(dims) + 1
+            own = shape[at : at + count] if count >= 0 else ()
+            if rest is not None and len(rest) != len(own):
+                raise ValueError(f"{where}: '...' is {len(own)} dimensions in it, and {len(rest)} in another ({pattern})")
+            rest = own if rest is None else rest
+            dims[at : at + 1] = rest
+        if len(dims) != len(shape):
+            raise ValueError(f"{where} has {len(shape)} dimensions, {shape}; {str(pattern)!r} says {len(dims)}")
+        for dim, extent in zip(dims, shape, strict=True):
+            wanted = extents.setdefault(dim, extent) if isinstance(dim, str) else dim
+            if check is not None:
+                check(extent == wanted, lambda: f"{where}: dimension {dim} of its shape differs ({pattern})")  # noqa: B023
+    return extents, rest or ()
+
+
+def shape_of(output: Output, extents: dict[str, Any], rest: tuple) -> list:
+    """The shape of an output, with the extents that :func:`extents_of` returns."""
+    shape: list[Any] = []
+    for dim in output.dims:
+        shape += rest if dim is ... else [_value(cast(ast.expr, dim), extents)]
+    return shape
+
+
+def _value(tree: ast.expr, extents: dict[str, Any]):
+    """Evaluate an expression of a notation with these extents."""
+    if isinstance(tree, ast.Name):
+        return extents[tree.id]
+    if isinstance(tree, ast.Constant):
+        return tree.value
+    assert isinstance(tree, ast.BinOp)
+    left, right = _value(tree.left, extents), _value(tree.right, extents)
+    if isinstance(tree.op, ast.Add):
+        return left + right
+    if isinstance(tree.op, ast.Sub):
+        return left - right
+    return left * right if isinstance(tree.op, ast.Mult) else left // right
 
 
 def pattern_of(text: str, parameters: Parameters, what: str) -> Pattern:

@@ -31,6 +31,26 @@ class _JAX(Framework):
     def tensor_of(self, array):
         return put(array) if array.nbytes <= MOST_PUT else None
 
+    def sees_calls(self, values: list, are_declared: bool) -> bool:
+        """See :class:`Framework`. JAX traces functions by values that are no arrays."""
+        import jax
+
+        return any(isinstance(each, jax.core.Tracer) for each in values)
+
+    def call(self, kernel, bound: tuple):
+        from .xla_calls import Traced
+
+        return NotImplemented if kernel._is_numbas else Traced(kernel, bound).make()
+
+    def called(self, kernel, bound: tuple) -> str:
+        from .xla_calls import TARGET, Traced
+
+        if kernel._is_numbas:
+            return ""
+        why = Traced(kernel, bound).why_not_native()
+        by = f"Python makes it, jax.pure_callback: {why}" if why else f"XLA's function {TARGET!r} makes it, without Python"
+        return f"JAX traces this call; {by}"
+
     def numpy_expression(self, tensor) -> str:
         return "np.asarray({})"
 

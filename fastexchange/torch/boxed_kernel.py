@@ -32,7 +32,7 @@ from ..dispatch.frame import (
 )
 from ..dispatch.inline_cache import look_up
 from ..dispatch.outputs import PROMOTED, SCRATCH_WORDS, SHAPES_WORDS, compute_shapes
-from ..dispatch.python_calls import drop_error, take_error
+from ..dispatch.python_calls import drop_error, leave_failure, take_error
 from ..dispatch.reading import FLAG_MEMORY
 from ..dispatch.type_table import find
 from ..ground import cpython as c
@@ -346,14 +346,6 @@ def call_owner(name, owner, word, ob, message):
     if second != 0:
         c.Py_DecRef(second)
     return result
-
-
-@native
-def leave_failure():
-    """Clear the exception that a method of the owner has raised. Ctrl-C comes again when Python code runs."""
-    if c.PyErr_ExceptionMatches(global_address("PyExc_KeyboardInterrupt")) != 0:
-        c.PyErr_SetInterrupt()
-    c.PyErr_Clear()
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp)

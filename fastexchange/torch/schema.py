@@ -6,7 +6,6 @@ the arguments that it writes to.
 Source: ``torch.library``; the grammar of schemas is in ``aten/src/ATen/native/README.md`` of PyTorch.
 """
 
-import ast
 import inspect
 import itertools
 import math
@@ -14,14 +13,14 @@ import typing
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..ground.dlpack_types import DLDataType
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import shown
-from ..ground.shape_notation import Pattern
+from ..ground.shape_notation import Pattern, extents_of, shape_of
 from .odd_tensors import has_tangent
 from .traced import decorated, mark_constant
 
@@ -192,7 +191,7 @@ def fake_of(kernel: Any, schema: Schema) -> Callable:
                     )
         if not schema.outputs:
             return None
-        extents, rest = _extents(pattern, given, kernel._parameters.defaults, name)
+        extents, rest = extents_of(pattern, given, kernel._parameters.defaults, name, _check)
         made = [_empty(pattern, output, given, extents, rest, partial(_dtype_of, kernel)) for output in pattern.outputs]
         return made[0] if len(made) == 1 else tuple(made)
 
@@ -205,7 +204,7 @@ def with_outputs(kernel: Any, given: tuple) -> tuple:
     Dynamo traces this, and takes no message of a check that names more than constants: the kernel checks the extents.
     """
     pattern, address = kernel._pattern, id(kernel)
-    extents, rest = _extents(pattern, given, kernel._parameters.defaults, kernel.__qualname__, is_checked=False)
+    extents, rest = extents_of(pattern, given, kernel._parameters.defaults, kernel.__qualname__)
 
     def dtype_of(position: int, dtypes: tuple):
         return _constant_dtype_of(address, position, dtypes)
@@ -218,34 +217,11 @@ def with_outputs(kernel: Any, given: tuple) -> tuple:
     return (*given[: len(given) - len(made)], *made)
 
 
-def _extents(
-    pattern: Pattern, given: tuple, defaults: dict[int, Any], name: str, is_checked: bool = True
-) -> tuple[dict[str, Any], tuple]:
-    """Return the extents of the names in a notation, and those that ``...`` stands for. Raises ValueError."""
+def _check(is_equal, message: Callable[[], str]) -> None:
+    """Raise ValueError where extents differ. Symbols become equal."""
     import torch
 
-    extents: dict[str, Any] = {
-        each: defaults[position] if given[position] is OMITTED else given[position]
-        for each, position in pattern.numbers.items()
-    }
-    rest: tuple | None = None
-    for each in pattern.inputs:
-        shape, dims = tuple(given[each.position].shape), list(each.dims)
-        where = f"{name}(): argument {each.name!r} (position {each.position})"
-        if ... in dims:
-            at, count = dims.index(cast(Any, ...)), len(shape) - len(dims) + 1
-            own = shape[at : at + count] if count >= 0 else ()
-            if rest is not None and len(rest) != len(own):
-                raise ValueError(f"{where}: '...' is {len(own)} dimensions in it, and {len(rest)} in another ({pattern})")
-            rest = own if rest is None else rest
-            dims[at : at + 1] = rest
-        if len(dims) != len(shape):
-            raise ValueError(f"{where} has {len(shape)} dimensions, {shape}; {str(pattern)!r} says {len(dims)}")
-        for dim, extent in zip(dims, shape, strict=True):
-            wanted = extents.setdefault(dim, extent) if isinstance(dim, str) else dim
-            if is_checked:
-                torch._check_value(extent == wanted, lambda: f"{where}: dimension {dim} of its shape differs ({pattern})")  # noqa: B023
-    return extents, rest or ()
+    torch._check_value(is_equal, message)
 
 
 def _empty(pattern: Pattern, output, given: tuple, extents: dict[str, Any], rest: tuple, dtype_of: Callable):
@@ -253,9 +229,7 @@ def _empty(pattern: Pattern, output, given: tuple, extents: dict[str, Any], rest
 
     `dtype_of` is called with its position and the inputs' dtypes if it has another one.
     """
-    shape: list[Any] = []
-    for dim in output.dims:
-        shape += rest if dim is ... else [_value(dim, extents)]
+    shape = shape_of(output, extents, rest)
     dtypes = tuple([given[each.position].dtype for each in pattern.inputs])
     like = given[output.dtype if isinstance(output.dtype, int) else pattern.inputs[0].position]
     if isinstance(output.dtype, int) or (output.dtype is None and len(set(dtypes)) == 1):
@@ -287,18 +261,3 @@ def _dl_dtype(dtype) -> DLDataType | None:
         return DLDataType.from_str(str(dtype).removeprefix("torch."))
     except ValueError:
         return None
-
-
-def _value(tree: ast.expr, extents: dict[str, Any]):
-    """Evaluate an expression of a notation with these extents, which may be symbols."""
-    if isinstance(tree, ast.Name):
-        return extents[tree.id]
-    if isinstance(tree, ast.Constant):
-        return tree.value
-    assert isinstance(tree, ast.BinOp)
-    left, right = _value(tree.left, extents), _value(tree.right, extents)
-    if isinstance(tree.op, ast.Add):
-        return left + right
-    if isinstance(tree.op, ast.Sub):
-        return left - right
-    return left * right if isinstance(tree.op, ast.Mult) else left // right
