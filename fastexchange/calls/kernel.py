@@ -30,10 +30,10 @@ from ..ground.numba_internals import (
 from ..ground.once import cached_property, forkable_lock
 from ..ground.parameters import Parameters, flatten
 from ..producers.framework import Framework, framework_that_sees, frameworks
-from ..torch.traced import asks_is_traced, decorated, is_traced
+from ..torch.traced import asks_is_traced, is_traced
 from .carried_code import CarriedCode, Content
 from .kernel_cache import KernelCache, with_unique_symbols
-from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
+from .options import KernelOptions, check_mutated, checked_returns, declared, declaring, outputs_of
 from .pickled import made_of, reduced_kernel
 from .writes import check_outputs, warn_of_lost_fractions
 
@@ -317,7 +317,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         if kernel_options.out is not None or kernel_options.returns is not None:
             self._returns()
         if kernel_options.out is not None or kernel_options.mutates is not None:
-            decorated[id(self)] = self
+            declaring[id(self)] = self
             for framework in frameworks():
                 framework.know(self)
         if kernel_options.cuda is not None:

@@ -7,6 +7,7 @@ and from the parameters of ``numba.jit``. If these are not as expected, Numba re
 import difflib
 import functools
 import inspect
+import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ __all__ = [
     "checked_mutates",
     "checked_returns",
     "declared",
+    "declaring",
     "numba_options",
     "outputs_of",
 ]
@@ -48,6 +50,8 @@ class KernelOptions(NamedTuple):
         return ALLOWS_GRAD * self.allows_grad | ALLOWS_BITS * self.storage
 
 
+declaring: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+"""By ``id``, the kernels whose options say what they return, or write to: these can be operators of frameworks."""
 _KNOWN_FOR_SURE = {"nopython", "nogil", "parallel", "fastmath", "cache"}
 """By these it is verified that the registry is what it is taken for."""
 

@@ -340,7 +340,7 @@ def shape_of(output: Output, extents: dict[str, Any], rest: tuple) -> list:
     """The shape of an output, with the extents that :func:`extents_of` returns."""
     shape: list[Any] = []
     for dim in output.dims:
-        shape += rest if dim is ... else [_value(cast(ast.expr, dim), extents)]
+        shape += rest if dim is ... else [_value(dim, extents)]
     return shape
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from .._abi import ffi
 from ..arguments.decoding import field_of
+from ..calls.options import declaring
 from ..calls.precompile import compiled_natively
 from ..dispatch import structs
 from ..ground import dtype_registry
@@ -25,7 +26,6 @@ from ..ground.passing import reraise_passing
 from ..ground.pythonapi import PyCapsule_New
 from ..ground.safe_repr import type_name
 from ..ground.shape_notation import extents_of, shape_of
-from ..torch.traced import decorated
 from . import xla
 
 __all__ = ["PYTHON_SIDE", "TARGET", "Traced", "name_of"]
@@ -306,7 +306,7 @@ def _with_items(value, arrays: Iterator, traced: Traced | None = None):
 
 def _arrays_in(values) -> list:
     """The arrays among values, and in their tuples and lists."""
-    found = []
+    found: list[np.ndarray] = []
     for each in values:
         found += _arrays_in(each) if isinstance(each, (tuple, list)) else [each] if isinstance(each, np.ndarray) else []
     return found
@@ -395,7 +395,7 @@ def _learn(address: int) -> None:
     name = bytes(ffi.buffer(attributes.kernel.ptr, attributes.kernel.len)).decode("utf-8", "surrogatepass")
     kernel = _named.get(name)
     if kernel is None:
-        kernel = next((each for each in reversed(list(decorated.values())) if _base_name(each) == name), None)
+        kernel = next((each for each in reversed(list(declaring.values())) if _base_name(each) == name), None)
         if kernel is None or vars(kernel).get("_xla_name"):
             module = name.rpartition("#")[0]
             raise LookupError(f"no kernel {name} in this process; import the module that decorates {module}")

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..calls.options import declaring
 from ..ground.dlpack_types import DLDataType
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import shown
 from ..ground.shape_notation import Pattern, extents_of, shape_of
 from .odd_tensors import has_tangent
-from .traced import decorated, mark_constant
+from .traced import mark_constant
 
 __all__ = ["Argument", "Schema", "fake_of", "schema_of", "with_outputs"]
 
@@ -249,7 +250,7 @@ def _dtype_of(kernel: Any, position: int, dtypes: tuple):
 
 def _constant_dtype_of(address: int, position: int, dtypes: tuple):
     """:func:`_dtype_of` the kernel of this ``id``, which Dynamo calls rather than traces."""
-    return _dtype_of(decorated[address], position, dtypes)
+    return _dtype_of(declaring[address], position, dtypes)
 
 
 mark_constant(_constant_dtype_of)

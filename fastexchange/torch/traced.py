@@ -1,15 +1,9 @@
 """Whether PyTorch's Dynamo traces a function (``torch.compile``), found out without importing PyTorch."""
 
 import sys
-import weakref
 from collections.abc import Callable
-from typing import Any
 
-__all__ = ["asks_is_traced", "decorated", "is_traced", "mark_constant"]
-
-decorated: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
-"""By ``id``, the kernels whose options say what they return or write to: these can be operators of PyTorch."""
-
+__all__ = ["asks_is_traced", "is_traced", "mark_constant"]
 
 def mark_constant(function: Callable) -> None:
     """Let Dynamo call a function while it traces, and take the result as a constant.

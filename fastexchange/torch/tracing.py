@@ -15,6 +15,7 @@ from numba import types as numba_types
 from numba.np import numpy_support
 
 from ..calls import results
+from ..calls.options import declaring
 from ..dispatch.overloads import METHODS
 from ..ground.numba_internals import overloads_of
 from ..ground.omitted import OMITTED
@@ -23,7 +24,7 @@ from .boxed_operator import call_overload
 from .declaration import declaration_of
 from .library import has_operators, is_registered, register
 from .schema import Schema, schema_of, with_outputs
-from .traced import decorated, mark_constant
+from .traced import mark_constant
 
 __all__ = ["call_symbolic", "call_traced", "find_by_name"]
 
@@ -328,7 +329,7 @@ def _register_named(torch, name: str) -> bool:
         return False
     base = name.rpartition("__")[0].removesuffix("__out")
     are_given = "__out__" in name[len(base) :]
-    for kernel in reversed(list(decorated.values())):
+    for kernel in reversed(list(declaring.values())):
         own, letters = name_of(kernel), ""
         if _untyped(kernel):
             own, _, letters = base.rpartition("__")
