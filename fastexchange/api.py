@@ -14,6 +14,7 @@ from .calls import interpreted
 from .calls.kernel import AcceleratedKernel, FastKernel, Kernel, kernel_of
 from .calls.options import (
     KernelOptions,
+    check_backward,
     check_mutated,
     check_names,
     checked_mutates,
@@ -39,8 +40,9 @@ __all__ = ["accelerate", "decelerate", "fast_args"]
 
 
 def fast_args(
-    func=None, /, *, grad="refuse", storage=False, returns=None, out=None, mutates=None, cuda=None, launch=None, **options
-):
+    func=None, /, *, grad="refuse", storage=False, returns=None, out=None, mutates=None, backward=None, cuda=None, launch=None,
+    **options,
+):  # fmt: skip
     """Make a Numba kernel that takes tensors of any framework. A call costs about as much as one of a hand-written C extension.
 
     Parameters
@@ -68,6 +70,11 @@ def fast_args(
         kernel must return None.
     mutates : the names of the arguments that the kernel writes to, beside its outputs, for PyTorch's autograd, ``torch.compile``
         and ``torch.export`` (see :meth:`FastKernel.as_torch_op`). None: with `out`, none; without, any tensor may be written to.
+    backward : how PyTorch and JAX differentiate the kernel, which declares `out`: a kernel that declares outputs, a Python
+        function, or a list of these. Their parameters say what they need: the names of arguments and outputs of `func`, and
+        ``grad_`` with an output's name, the gradient of that output. A kernel's outputs are ``grad_`` with an argument's name. A
+        function returns a gradient, or None, for each argument of `func`. Then a call with a tensor that requires grad is made by
+        an operator of PyTorch, instead of being refused. Gradients of complex numbers are PyTorch's, the conjugate of JAX's.
     cuda : a ``@cuda.jit`` dispatcher, or its kernel, with the same parameters. It gets the calls with tensors on a GPU, `func`
         the calls with tensors on the CPU.
     launch : the configuration of `cuda`: ``(grid, block)``, optionally with stream and shared memory. Or a function that
@@ -79,10 +86,11 @@ def fast_args(
     A :class:`FastKernel`; without a function, a decorator.
 
     Raises TypeError for any other `func`, for an option that neither this function nor ``numba.njit`` has, for a `storage` that
-    is not a bool, for a `returns` that is not a type of tensors, and for options of Numba together with a dispatcher, which has
-    its own; ValueError for another `grad`, for a `returns` that is not a parameter's name, and for an `out` that does not fit the
-    parameters. A call raises ValueError for inputs whose shapes do not fit `out`, TypeError if their types determine no output's,
-    and ValueError when a kernel is compiled that never writes to an output.
+    is not a bool, for a `returns` that is not a type of tensors, for a `backward` that is no kernel or function, and for options
+    of Numba together with a dispatcher, which has its own; ValueError for another `grad`, for a `returns` that is not a
+    parameter's name, and for an `out` or a `backward` that does not fit the parameters. A call raises ValueError for inputs whose
+    shapes do not fit `out`, TypeError if their types determine no output's, and ValueError when a kernel is compiled that never
+    writes to an output.
 
     Ownership: a call borrows its tensors until it returns. A kernel that runs without the GIL (``nogil=True``, or a parallel
     loop), or runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, so no other code can free the
@@ -110,7 +118,8 @@ def fast_args(
         raise TypeError(f"fast_args(): storage is True or False, not {shown(storage)}")
     cuda = _checked_cuda(cuda, launch, out, grad, storage)
     mutates = None if mutates is None else checked_mutates(mutates)
-    kernel_options = KernelOptions(grad == "allow", storage, returns, out, cuda, launch, mutates)
+    steps = None if backward is None else tuple(backward) if isinstance(backward, (list, tuple)) else (backward,)
+    kernel_options = KernelOptions(grad == "allow", storage, returns, out, cuda, launch, mutates, steps)
     make = functools.partial(_kernel_from, options=options, kernel_options=kernel_options)
     return make if func is None else make(func)
 
@@ -152,6 +161,7 @@ def _decorated(function, options, kernel_options, signatures=None):
     if kernel_options.mutates:
         check_mutated(kernel_options.mutates, Parameters(function), function)
     parameters = Parameters(function, 0 if pattern is None else len(pattern.outputs))
+    check_backward(kernel_options, pattern, parameters, function)
     checked_returns(kernel_options.returns, parameters, function)
     return interpreted.interpreted(function, kernel_options, parameters, outputs_of(pattern, parameters, function.__qualname__))
 

@@ -10,6 +10,8 @@ from types import MethodType, SimpleNamespace
 from typing import Any
 
 from ..ground.numba_internals import OmittedArg
+from ..ground.parameters import flatten
+from ..producers.framework import framework_that_sees
 
 __all__ = ["interpreted"]
 
@@ -54,6 +56,10 @@ def interpreted(func, kernel_options, parameters, outputs):
         return call_numba(kernel, bound)
 
     def call_bound(bound: tuple):
+        leaves = [value for i, item in enumerate(bound) for _, value in flatten(i, item)]
+        framework = framework_that_sees(call, leaves)
+        if framework is not None and (result := framework.call(call, bound)) is not NotImplemented:
+            return result
         return run(bound) if outputs is None else outputs.call(bound, kernel_options.returns, run)
 
     @functools.wraps(func)
@@ -89,5 +95,6 @@ def interpreted(func, kernel_options, parameters, outputs):
     of_call.as_torch_op = MethodType(FastKernel.as_torch_op, call)
     of_call._pattern, of_call._device_kernel, of_call._vectorcall = outputs and outputs.pattern, None, 0
     of_call.mutates, of_call.returns, of_call.allows_grad = kernel_options.mutates, kernel_options.returns, kernel.allows_grad
+    of_call.backward, of_call.storage, of_call._is_numbas = kernel_options.backward, kernel_options.storage, False
     of_call._native, of_call._is_interpreted = kernel._native, True
     return call

@@ -33,7 +33,7 @@ from ..producers.framework import Framework, framework_that_sees, frameworks
 from ..torch.traced import asks_is_traced, is_traced
 from .carried_code import CarriedCode, Content
 from .kernel_cache import KernelCache, with_unique_symbols
-from .options import KernelOptions, check_mutated, checked_returns, declared, declaring, outputs_of
+from .options import KernelOptions, check_backward, check_mutated, checked_returns, declared, declaring, outputs_of
 from .pickled import made_of, reduced_kernel
 from .writes import check_outputs, warn_of_lost_fractions
 
@@ -69,6 +69,9 @@ class Kernel:
     out = property(lambda self: self._kernel_options.out, doc="The notation that declares its outputs, or None.")
     mutates = property(
         lambda self: self._kernel_options.mutates, doc="The names of the arguments that it writes to; None: not declared."
+    )
+    backward = property(
+        lambda self: self._kernel_options.backward, doc="The kernels and functions of its backward pass, or None."
     )
     cuda = property(lambda self: self._kernel_options.cuda, doc="The kernel that gets the calls with tensors on a GPU, or None.")
 
@@ -106,11 +109,13 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     returns : what determines the framework of its results: None, a parameter's name, or a type.
     out : the notation that declares its outputs, or None.
     mutates : the names of the arguments that it writes to, or None.
+    backward : the kernels and functions of its backward pass, or None.
     cuda : the kernel that gets the calls with tensors on a GPU, or None.
     """
 
     __slots__ = ("_memory",)
     _slow_calls: int = 0
+    _call_differentiated: Any = None  # a framework's quick way to :meth:`Framework.call`, or NotImplemented, of plain arguments
     _origin: Any = None  # the dispatcher whose machine code it uses: its symbols are removed when that dispatcher dies
 
     def __init__(self, py_func, locals=None, targetoptions=None, pipeline_class=compiler.Compiler):
@@ -316,6 +321,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             check_mutated(kernel_options.mutates, self._parameters, self.py_func)
         if kernel_options.out is not None or kernel_options.returns is not None:
             self._returns()
+        check_backward(kernel_options, self._pattern, self._parameters, self.py_func)
         if kernel_options.out is not None or kernel_options.mutates is not None:
             declaring[id(self)] = self
             for framework in frameworks():
@@ -552,6 +558,10 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _call_with_outputs(self, /, *args, **kwargs):
         """Allocate the outputs and make the call. Native code calls this if it could not, or if a mode of PyTorch is active."""
+        if self._call_differentiated is not None and not kwargs:
+            result = self._call_differentiated(args)
+            if result is not NotImplemented:
+                return result
         return self._call_bound(self._parameters.bind(*args, **kwargs))
 
     def _call_slowly(self, /, *args, **kwargs):
@@ -610,7 +620,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 def _seen_by(kernel: FastKernel, values: tuple) -> Framework | None:
     """The framework that has to see a call, if any."""
     leaves = [value for i, item in enumerate(values) for _, value in flatten(i, item)]
-    return framework_that_sees(leaves, kernel.out is not None or kernel.mutates is not None)
+    return framework_that_sees(kernel, leaves)
 
 
 _publishing = forkable_lock()

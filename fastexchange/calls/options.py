@@ -19,9 +19,11 @@ from ..ground.parameters import Parameters
 from ..ground.passing import reraise_passing
 from ..ground.safe_repr import shown
 from ..ground.shape_notation import pattern_of
+from .backward import steps_of
 
 __all__ = [
     "KernelOptions",
+    "check_backward",
     "check_mutated",
     "check_names",
     "checked_mutates",
@@ -43,6 +45,7 @@ class KernelOptions(NamedTuple):
     cuda: Any = None
     launch: Any = None
     mutates: "tuple[str, ...] | None" = None
+    backward: "tuple[Any, ...] | None" = None
 
     @property
     def allows(self) -> int:
@@ -102,6 +105,19 @@ def check_mutated(names: tuple[str, ...], parameters: Parameters, function) -> N
     if unknown:
         signature = f"{function.__qualname__}{inspect.signature(function)}"
         raise ValueError(f"fast_args(): mutates={names!r} names {unknown[0]!r}, no parameter of {signature}")
+
+
+def check_backward(options: KernelOptions, pattern, parameters: Parameters, function) -> None:
+    """Raise TypeError or ValueError if the backward pass in the options of a function does not fit it."""
+    if options.backward is None:
+        return
+    what = f"fast_args(): {function.__qualname__}()"
+    if pattern is None or options.mutates:
+        raise ValueError(f"{what}: backward= needs a kernel that declares its outputs, out=, and writes to no argument, mutates=")
+    if options.allows_grad:
+        raise ValueError(f"{what}: a kernel with grad='allow' hides its arguments from autograd; backward= needs grad='refuse'")
+    outputs = [each.name for each in pattern.outputs]
+    steps_of(options.backward, parameters.names[: len(parameters.names) - len(outputs)], outputs, what)
 
 
 def declared(out: str | None, function):

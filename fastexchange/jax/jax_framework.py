@@ -31,7 +31,7 @@ class _JAX(Framework):
     def tensor_of(self, array):
         return put(array) if array.nbytes <= MOST_PUT else None
 
-    def sees_calls(self, values: list, are_declared: bool) -> bool:
+    def sees_calls(self, kernel, values: list) -> bool:
         """See :class:`Framework`. JAX traces functions by values that are no arrays."""
         import jax
 

@@ -158,7 +158,7 @@ _ENUMS = {text: number for name in ("DataType", "AttrType", "Error_Code") for te
 DTYPES = {text.rpartition("_")[2]: number for text, number in _ENUMS.items() if "DataType" in text}
 """By XLA's name of an element type, its number in a buffer."""
 S32, S64, F32, C64 = (DTYPES[name] for name in ("S32", "S64", "F32", "C64"))
-ARRAY, SCALAR, STRING = (_ENUMS[f"XLA_FFI_AttrType_{name}"] for name in ("ARRAY", "SCALAR", "STRING"))
+ATTR_ARRAY, ATTR_SCALAR, ATTR_STRING = (_ENUMS[f"XLA_FFI_AttrType_{name}"] for name in ("ARRAY", "SCALAR", "STRING"))
 INTERNAL = _ENUMS["XLA_FFI_Error_Code_INTERNAL"]
 FRAME_BYTES, ATTRIBUTES = sizeof("XLA_FFI_CallFrame"), sizeof("fx_xla_attributes") // 8
 ERROR_WORDS = sizeof("XLA_FFI_Error_Create_Args") // 8
@@ -424,7 +424,8 @@ def are_as_written(attributes):
     if attributes.size != ATTRIBUTES:
         return False
     given = types_at(attributes.types)
-    return given.id == SCALAR and given.kernel == STRING and given.keys & given.numbers & given.sources == ARRAY
+    are_arrays = given.keys == ATTR_ARRAY and given.numbers == ATTR_ARRAY and given.sources == ATTR_ARRAY
+    return given.id == ATTR_SCALAR and given.kernel == ATTR_STRING and are_arrays
 
 
 @native

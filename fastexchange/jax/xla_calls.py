@@ -27,6 +27,7 @@ from ..ground.pythonapi import PyCapsule_New
 from ..ground.safe_repr import type_name
 from ..ground.shape_notation import extents_of, shape_of
 from . import xla
+from .gradients import differentiable
 
 __all__ = ["PYTHON_SIDE", "TARGET", "Traced", "name_of"]
 
@@ -57,38 +58,46 @@ class Traced:
             raise TypeError(_undeclared(kernel, bound))
         self._declared = [each.name for each in self._pattern.inputs] if self._pattern is not None else []
         self.operands: list[Any] = []
+        """The arrays among the arguments, and among their items."""
+        self.places: list[tuple[int, tuple[int, ...]]] = []
+        """For each operand, the position of its argument, and the indices by which it is found in that."""
         self._sources: list[tuple[int, Any]] = []
         self._changes: list[int] = []
         """The operands that the kernel writes to."""
+        self._are_numbers: list[bool] = []
+        """For each operand, whether the kernel gets a number."""
         self.is_native = True
         """Whether XLA's handler can have all values."""
         first = len(bound) - len(self._pattern.outputs) if self._pattern is not None else len(bound)
-        samples = [self._read(value, position, position) for position, value in enumerate(bound[:first])]
+        samples = [self._read(value, position) for position, value in enumerate(bound[:first])]
         self.results = self._results(bound[:first])
         for position, result in enumerate(self.results[: len(bound) - first], first):
             if bound[position] is not None and bound[position] is not OMITTED:
-                raise TypeError(f"{self._argument(position)} is an output: JAX's arrays are immutable, leave it out")
-            self._sources.append((xla.RESULT, _xla_dtype(result.dtype, self._argument(position))))
+                raise TypeError(f"{self.argument(position)} is an output: JAX's arrays are immutable, leave it out")
+            self._sources.append((xla.RESULT, _xla_dtype(result.dtype, self.argument(position))))
             samples.append(_sample_array(result.dtype, len(result.shape), is_writeable=True))
         self._samples = tuple(samples)
 
-    def _argument(self, position: int) -> str:
+    def argument(self, position: int) -> str:
+        """An argument's name and position, for errors."""
         return f"{self.name}(): argument {self.kernel._parameters.name_of(position)!r} (position {int(position)})"
 
     # ---- arguments -----------------------------------------------------------------------------------------------------
 
-    def _read(self, value, position: int, at) -> Any:
+    def _read(self, value, position: int, path: tuple[int, ...] = ()) -> Any:
         """Note where a value, an argument or an item of one, comes from. Returns a sample of what the kernel gets."""
         import jax
 
         if isinstance(value, tuple):
             self._sources.append((xla.NOWHERE, None))
-            items = [self._read(each, position, at) for each in value]
+            items = [self._read(each, position, (*path, i)) for i, each in enumerate(value)]
             return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
         if isinstance(value, list):
             self.is_native = False
-            return [self._read(each, position, at) for each in value]
+            return [self._read(each, position, (*path, i)) for i, each in enumerate(value)]
         if isinstance(value, (jax.core.Tracer, jax.Array, np.ndarray)):
+            self.operands.append(value)
+            self.places.append((position, path))
             return self._read_array(value, position)
         if value is None or value is OMITTED:
             self._sources.append((xla.NOWHERE, None))
@@ -96,27 +105,27 @@ class Traced:
             self._sources.append((xla.NUMBER, value))
         elif hasattr(value, "__dlpack__"):
             kind = type_name(type(value))
-            raise TypeError(f"{self._argument(position)} is a {kind}, and JAX traces this call: pass an array of JAX or NumPy")
+            raise TypeError(f"{self.argument(position)} is a {kind}, and JAX traces this call: pass an array of JAX or NumPy")
         else:
             self.is_native = False
         return value
 
     def _read_array(self, value, position: int):
         name = self.kernel._parameters.name_of(position)
-        dtype, where = value.dtype, self._argument(position)
+        dtype, where = value.dtype, self.argument(position)
         if isinstance(value, np.ndarray):
             import jax
 
             dtype = jax.dtypes.canonicalize_dtype(dtype)
         number = _xla_dtype(dtype, where)
-        index = len(self.operands)
-        self.operands.append(value)
         if name in self._changed:
-            self._changes.append(index)
+            self._changes.append(len(self.operands) - 1)
             self._sources.append((xla.CHANGED, number))
         else:
             self._sources.append((xla.OPERAND, number))
-        if value.shape != () or name in self._declared or name in self._changed or isinstance(value, np.ndarray):
+        is_array = value.shape != () or name in self._declared or name in self._changed or isinstance(value, np.ndarray)
+        self._are_numbers.append(not is_array)
+        if is_array:
             return _sample_array(dtype, len(value.shape), is_writeable=name in self._changed)
         is_pythons = getattr(value, "weak_type", False)
         return type(np.zeros((), dtype).item())(0) if is_pythons else np.dtype(dtype).type(0)
@@ -138,7 +147,7 @@ class Traced:
 
     def _dtype_of(self, value, position: int) -> DLDataType | None:
         if not hasattr(value, "dtype"):
-            raise TypeError(f"{self._argument(position)} is a tensor in {str(self._pattern)!r}, not {type_name(type(value))}")
+            raise TypeError(f"{self.argument(position)} is a tensor in {str(self._pattern)!r}, not {type_name(type(value))}")
         return DLDataType.from_dtype(value.dtype) if dtype_registry.key_of(value.dtype) is not None else None
 
     def _shapes(self, given: tuple) -> list:
@@ -147,7 +156,7 @@ class Traced:
             number = defaults.get(position) if given[position] is OMITTED else given[position]
             if is_traced(number):
                 raise TypeError(
-                    f"{self._argument(position)} is an extent in {str(pattern)!r}, so it has to be known when JAX traces: "
+                    f"{self.argument(position)} is an extent in {str(pattern)!r}, so it has to be known when JAX traces: "
                     "jax.jit(..., static_argnames=...)"
                 )
         shapes = [tuple(given[each.position].shape) for each in pattern.inputs]
@@ -157,6 +166,11 @@ class Traced:
         extents, rest = extents_of(pattern, given, defaults, self.name, _check)
         return [tuple(shape_of(output, extents, rest)) for output in pattern.outputs]
 
+    def with_operands(self, operands) -> list:
+        """The arguments with other operands, and the defaults of those that are omitted."""
+        given, defaults = iter(operands), self.kernel._parameters.defaults
+        return [defaults.get(at) if each is OMITTED else _with_items(each, given) for at, each in enumerate(self.bound)]
+
     # ---- the call ------------------------------------------------------------------------------------------------------
 
     def make(self):
@@ -165,7 +179,7 @@ class Traced:
 
         function = self._by_xla() if not self.why_not_native() else self._by_python
         with jax.named_scope(self.kernel.py_func.__name__):
-            made = _refusing_gradients(function, self.name)(*self.operands)
+            made = differentiable(function, self)(*self.operands)
         outputs = list(made[: len(self.results) - len(self._changes)])
         changed = iter(made[len(outputs) :])
         for position, value in enumerate(self.bound):
@@ -176,6 +190,8 @@ class Traced:
     def why_not_native(self) -> str:
         """Why Python has to make the call; "" if XLA's handler does."""
         kernel = self.kernel
+        if kernel._is_interpreted:
+            return "NUMBA_DISABLE_JIT is set"
         if is_object_mode(kernel) or not compiles_as_numba(kernel) or not kernel._native.runtime.is_native:
             return kernel._native.runtime.why_not_native or "Numba compiles the kernel in another way"
         if (why := _why_no_handler()) or not self.is_native:
@@ -230,10 +246,11 @@ class Traced:
         import jax
 
         def make(*arrays):
-            given = iter(np.array(each) if i in self._changes else np.asarray(each) for i, each in enumerate(arrays))
-            bound = [_with_items(value, given, self) for value in self.bound]
+            given = [np.array(each) if i in self._changes else np.asarray(each) for i, each in enumerate(arrays)]
+            pairs = zip(given, self._are_numbers, strict=True)
+            bound = self.with_operands(each[()].item() if is_number else each for each, is_number in pairs)
             changed = [bound[position] for position in range(len(bound)) if self._is_changed(position)]
-            made = self.kernel(*[value for value in bound if value is not OMITTED])
+            made = self.kernel(*bound)
             outputs = [] if self._pattern is None else made if isinstance(made, tuple) else [made]
             return [*outputs, *_arrays_in(changed)]
 
@@ -294,10 +311,10 @@ def _words_of(value, key: int) -> list[int]:
     return [int.from_bytes(part.ljust(8, b"\0"), "little", signed=True) for part in parts]
 
 
-def _with_items(value, arrays: Iterator, traced: Traced | None = None):
-    """An argument with arrays in place of its arrays; with `traced`, with numbers in place of those that it passes as numbers."""
+def _with_items(value, arrays: Iterator):
+    """An argument with other arrays in place of its own."""
     if isinstance(value, (tuple, list)):
-        items = [_with_items(each, arrays, traced) for each in value]
+        items = [_with_items(each, arrays) for each in value]
         return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
     if not hasattr(value, "shape") or isinstance(value, np.generic):
         return value
@@ -310,24 +327,6 @@ def _arrays_in(values) -> list:
     for each in values:
         found += _arrays_in(each) if isinstance(each, (tuple, list)) else [each] if isinstance(each, np.ndarray) else []
     return found
-
-
-def _refusing_gradients(function: Callable, name: str) -> Callable:
-    """A function of JAX's values, which raises TypeError where JAX differentiates it."""
-    import jax
-
-    @jax.custom_jvp
-    def run(*operands):
-        return tuple(function(*operands))
-
-    @run.defjvp
-    def refuse(primals, tangents):
-        raise TypeError(
-            f"{name}(): JAX differentiates this call, and the kernel declares no backward pass, fast_args(backward=...); if no "
-            "gradient belongs to it, pass jax.lax.stop_gradient() of its arguments"
-        )
-
-    return run
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------------

@@ -82,10 +82,10 @@ class Framework:
         """The error that ``__dlpack__`` of `tensor` raises in place of `error`, which its exchange table has raised."""
         return error
 
-    def sees_calls(self, values: list, are_declared: bool) -> bool:
-        """Whether the framework has to see a call with these arguments and items, because it traces it, or a mode is active.
+    def sees_calls(self, kernel, values: list) -> bool:
+        """Whether the framework has to see a call with these arguments and items.
 
-        `are_declared`: whether the kernel declares its outputs, or what it writes to.
+        It does if it traces the call, if a mode is active, or if it computes gradients and the kernel declares how.
         """
         return False
 
@@ -96,7 +96,6 @@ class Framework:
     def numpy_expression(self, tensor) -> str:
         """The expression that users write for a tensor's NumPy view, ``{}`` for the tensor; "" if there is none."""
         return ""
-
 
     def know(self, kernel) -> None:
         """Take note of a kernel whose options say what it returns, or what it writes to."""
@@ -125,9 +124,9 @@ def frameworks() -> Iterator[Framework]:
             yield _loaded[name]
 
 
-def framework_that_sees(values: list, are_declared: bool) -> Framework | None:
+def framework_that_sees(kernel, values: list) -> Framework | None:
     """The framework that has to see a call, if any: :meth:`Framework.sees_calls`."""
-    return next((framework for framework in frameworks() if framework.sees_calls(values, are_declared)), None)
+    return next((framework for framework in frameworks() if framework.sees_calls(kernel, values)), None)
 
 
 def framework_of(value: Any) -> Framework:

@@ -1,8 +1,4 @@
-"""Backward passes of operators: a function of PyTorch's form, or kernels whose parameters say what they need.
-
-A kernel in a backward pass names its parameters by what it gets and gives. An input has the name of an argument or an output of
-the operator, which is saved in the forward pass, or is ``grad_`` and an output's name: the gradient of that output. An output,
-``fast_args(out=…)``, is ``grad_`` and an argument's name.
+"""Backward passes of operators: a function of PyTorch's form, or steps that name what they need (``calls.backward``).
 
 Source: ``torch.library.register_autograd``.
 """
@@ -10,15 +6,12 @@ Source: ``torch.library.register_autograd``.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..ground.safe_repr import shown
+from ..calls.backward import GRAD, Step, is_function, steps_of
 from ..producers.framework import framework_of_type
 from .odd_tensors import is_wrapper
 from .schema import Schema
 
 __all__ = ["register_backward"]
-
-GRAD = "grad_"
-
 
 def register_backward(torch, library, overload, kernel, schema: Schema, backward, setup_context, what: str):
     """Register the backward pass of an operator. Raises TypeError or ValueError if it does not fit the operator.
@@ -31,16 +24,13 @@ def register_backward(torch, library, overload, kernel, schema: Schema, backward
             f"{what}: backward= needs an operator that returns its results, out=, and writes to no argument, mutates="
         )
     names = [each.name for each in schema.arguments]
-    if callable(backward) and getattr(backward, "py_func", None) is None and not hasattr(backward, "overload"):
+    if is_function(backward):
         function = _checked(backward, names, kernel.__qualname__)
     else:
         if setup_context is not None:
             raise ValueError(f"{what}: kernels in backward= name what they need; setup_context= is for a function")
-        steps = [
-            _Step(each, names, [output.name for output in kernel._pattern.outputs], what)
-            for each in (backward if isinstance(backward, (list, tuple)) else [backward])
-        ]
-        function, setup_context = _backward_of(steps, schema, kernel, what)
+        steps = steps_of(backward, names, [output.name for output in kernel._pattern.outputs], what)
+        function, setup_context = _backward_of(steps, schema, kernel)
     if any(each.type == "Tensor[]" for each in schema.arguments):
         torch.library.register_autograd(overload, function, setup_context=setup_context, lib=library)
         return None
@@ -103,43 +93,10 @@ def _checked(backward: Callable, names: Sequence[str], name: str) -> Callable:
     return checked
 
 
-class _Step:
-    """A kernel of a backward pass. `needs`: its inputs; `gives`: the positions of the arguments whose gradients it returns."""
-
-    def __init__(self, called: Any, arguments: list[str], outputs: list[str], what: str):
-        kernel = getattr(called, "kernel", called)  # a TorchOp has a backward of its own
-        pattern = getattr(kernel, "_pattern", None)
-        if pattern is None:
-            raise TypeError(
-                f"{what}: backward= is a function, or kernels that declare outputs, fast_args(out=...), not {shown(called)}"
-            )
-        self.call = called
-        self.given = [each.name for each in pattern.outputs]
-        self.needs = [name for name in kernel._parameters.names if name not in self.given]
-        known = {*arguments, *outputs, *(GRAD + name for name in outputs)}
-        wrong = [name for name in self.needs if name not in known]
-        if wrong:
-            raise ValueError(
-                f"{what}: backward kernel {kernel.__qualname__}() has the parameter {wrong[0]!r}, which is none of "
-                f"{', '.join(sorted(known))}"
-            )
-        wrong = [name for name in self.given if not name.startswith(GRAD) or name[len(GRAD) :] not in arguments]
-        if wrong:
-            wanted = ", ".join(GRAD + name for name in arguments)
-            raise ValueError(
-                f"{what}: backward kernel {kernel.__qualname__}() has the output {wrong[0]!r}, which is none of {wanted}"
-            )
-        self.gives = [arguments.index(name[len(GRAD) :]) for name in self.given]
-
-
-def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple[Callable, Callable | None]:
-    """Return the functions ``backward`` and ``setup_context`` that call these kernels; no latter if they need nothing saved."""
+def _backward_of(steps: list[Step], schema: Schema, kernel) -> tuple[Callable, Callable | None]:
+    """Return the functions ``backward`` and ``setup_context`` that make these steps; no latter if they need nothing saved."""
     arguments = [each.name for each in schema.arguments]
     outputs = [each.name for each in kernel._pattern.outputs]
-    gives = [position for step in steps for position in step.gives]
-    if len(set(gives)) < len(gives):
-        twice = next(name for i, name in enumerate(arguments) if gives.count(i) > 1)
-        raise ValueError(f"{what}: two backward kernels have the output {GRAD + twice!r}")
     pool = [*arguments, *outputs, *(GRAD + name for name in outputs)]  # an argument may have the name of a gradient: it is first
     values = len(arguments) + len(outputs)
     needed = sorted({at for step in steps for name in step.needs if (at := pool.index(name)) < values})
@@ -149,7 +106,7 @@ def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple
     kept = [*saved, *others, *range(values, len(pool))]
     places = [[kept.index(pool.index(name)) for name in step.needs] for step in steps]
 
-    is_alone = len(steps) == 1 and gives == [*range(len(arguments))]
+    is_alone = len(steps) == 1 and not steps[0].is_function and steps[0].gives == [*range(len(arguments))]
 
     def setup_context(ctx, inputs, output):
         values = (*inputs, *(output if isinstance(output, tuple) else (output,)))
@@ -164,8 +121,8 @@ def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple
         found: list[Any] = [None] * len(arguments)
         for step, at in zip(steps, places, strict=True):
             if any(is_needed[position] for position in step.gives):
-                made = _call(step.call, [values[i] for i in at])
-                for position, grad in zip(step.gives, made if len(step.gives) > 1 else [made], strict=True):
+                made = step.gradients(_call(step.call, [values[i] for i in at]))
+                for position, grad in zip(step.gives, made, strict=True):
                     found[position] = grad if is_needed[position] else None
         return tuple(found)
 
@@ -206,9 +163,9 @@ def _refuse_second(kernel, values: list, error: BufferError) -> None:
     import torch
 
     is_asked = torch.is_grad_enabled() and _any_requires_grad(*values)  # by create_graph=True
-    if is_asked and not getattr(kernel, "_has_backward", False):
+    if is_asked and not getattr(kernel, "_has_backward", getattr(kernel, "backward", None) is not None):
         name = getattr(kernel, "kernel", kernel).__qualname__
         raise BufferError(
-            f"{name}(): a second derivative is asked for (create_graph=True), and this kernel of a backward pass has no "
-            f"backward= of its own; pass {name}.as_torch_op(..., backward=...) in its place"
+            f"{name}(): a second derivative is asked for (create_graph=True), and this kernel of a backward pass declares no "
+            "backward pass of its own, fast_args(backward=...)"
         ) from error

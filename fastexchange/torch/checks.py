@@ -14,7 +14,7 @@ from .odd_tensors import has_tangent, private, why_no_memory, without_subclasses
 from .offsets import dtypes_not_exported, guard, is_narrow, keys_of
 
 __all__ = [
-    "call_dlpack", "check", "check_kind", "check_storage", "is_tensor", "is_tensor_type", "narrow_elements",
+    "call_dlpack", "check", "check_kind", "check_storage", "is_recorded", "is_tensor", "is_tensor_type", "narrow_elements",
     "overrides_functions",
 ]  # fmt: skip
 
@@ -29,6 +29,13 @@ def is_tensor_type(cls: type) -> bool:
 def is_tensor(value) -> bool:
     """Whether `value` is a PyTorch tensor. Does not import PyTorch, and runs no code of the value's class."""
     return is_tensor_type(type(value))
+
+
+def is_recorded(values) -> bool:
+    """Whether autograd has to see a call with these values, of which some are tensors."""
+    import torch
+
+    return torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in values)
 
 
 def overrides_functions(cls: type) -> bool:

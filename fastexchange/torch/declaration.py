@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..calls import dependencies
+from ..calls.backward import is_function
 from .schema import Schema
 
 __all__ = ["code_of", "declaration_of", "forget_compiled", "forget_name", "show_in_name", "telling"]
@@ -35,7 +36,7 @@ _DIGITS = 12
 def declaration_of(kernel, schema: Schema, backward) -> str:
     """Return a digest of an operator's declaration: equal in all processes, whatever the code of its kernels is."""
     steps = backward if isinstance(backward, (list, tuple)) else [backward]
-    kernels = [_kernel(each) for each in steps if each is not None and not _is_function(each)]
+    kernels = [_kernel(each) for each in steps if each is not None and not is_function(each)]
     return _digest((_RULES, str(schema), kernel.out, kernel.allows_grad, _closure(kernel.py_func), kernels))
 
 
@@ -65,11 +66,6 @@ def _operator(overload) -> tuple:
     """Describe an operator of PyTorch by its name, which shows what it declares, and by its Python functions."""
     name = overload._qualified_op_name if hasattr(overload, "overloads") else overload.name()
     return str(overload.__module__), str(overload.__name__), _codes.get(name)
-
-
-def _is_function(value) -> bool:
-    """Whether a backward pass, or a rule for vmap, is a Python function, which PyTorch traces."""
-    return callable(value) and getattr(value, "py_func", None) is None and not hasattr(value, "overload")
 
 
 def _digest(described) -> str:
@@ -131,7 +127,8 @@ def code_of(name: str, functions: Iterable) -> str:
 
     If that cannot be described, it is another one in each process: nothing of the operator is taken from a cache.
     """
-    found = [each for each in functions if _is_function(each)]
+    flat = [part for each in functions for part in (each if isinstance(each, (list, tuple)) else [each])]
+    found = [each for each in flat if is_function(each)]
     code = ""
     if found:
         describer = _Describer()

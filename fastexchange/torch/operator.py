@@ -11,13 +11,13 @@ from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
+from ..producers.framework import framework_of_type
 from .boxed_operator import call_overload
 from .declaration import declaration_of
 from .library import Registered, has_operators, register, registered_as
 from .modes import why_no_counts, why_no_modes
 from .schema import Argument, Schema, schema_of
 from .traced import asks_is_traced, is_traced
-from .tracing import find_by_name
 
 __all__ = ["TorchOp", "as_torch_op"]
 
@@ -110,10 +110,11 @@ def as_torch_op(kernel, name: str, *, backward, setup_context, mutates, vmap, re
     """Register a kernel as an operator. See :meth:`FastKernel.as_torch_op`."""
     what = f"{kernel.__qualname__}.as_torch_op()"
     torch = _torch(what)
-    find_by_name()
+    framework_of_type(torch.Tensor).know(kernel)
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise ValueError(f"{what}: an operator's name is 'namespace::name', not {shown(name)}")
     mutates = checked_mutates(mutates if mutates is not None else kernel.mutates or (), what)
+    backward = kernel.backward if backward is None else backward
     if backward is not None and kernel.allows_grad:
         raise ValueError(f"{what}: a kernel with grad='allow' hides its arguments from autograd; backward= needs grad='refuse'")
     if backward is None and setup_context is not None:

@@ -182,7 +182,7 @@ def fake_of(kernel: Any, schema: Schema) -> Callable:
                 if each.requires_grad and torch.is_grad_enabled():
                     raise BufferError(
                         f"{name}(): argument {kernel._parameters.names[position]!r} (position {position}) requires grad, and the "
-                        "operator has no backward; give as_torch_op() one, or call it within torch.no_grad()"
+                        "operator has no backward; declare fast_args(backward=...), or call it within torch.no_grad()"
                     )
                 if has_tangent(each):
                     raise BufferError(

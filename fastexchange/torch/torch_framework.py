@@ -7,6 +7,7 @@ from .checks import (
     check,
     check_kind,
     check_storage,
+    is_recorded,
     is_tensor,
     is_tensor_type,
     narrow_elements,
@@ -89,9 +90,11 @@ class _PyTorch(Framework):
             return own
         return error
 
-    def sees_calls(self, values: list, are_declared: bool) -> bool:
+    def sees_calls(self, kernel, values: list) -> bool:
         """See :class:`Framework`. A mode sees only the calls of kernels that declare their outputs, or what they write to."""
-        if are_declared:
+        if kernel.backward is not None and is_recorded([each for each in values if is_tensor(each)]):
+            return True
+        if kernel.out is not None or kernel.mutates is not None:
             has_tensors = any(map(is_tensor, values))
             if has_tensors or modes.are_expected():
                 modes.why_no_modes()  # asked now, as the next call may be native

@@ -20,9 +20,10 @@ from ..dispatch.overloads import METHODS
 from ..ground.numba_internals import overloads_of
 from ..ground.omitted import OMITTED
 from ..ground.once import once
-from .boxed_operator import call_overload
+from .checks import is_recorded
 from .declaration import declaration_of
-from .library import has_operators, is_registered, register
+from .library import has_operators, is_registered, register, registered_as
+from .operator import TorchOp
 from .schema import Schema, schema_of, with_outputs
 from .traced import mark_constant
 
@@ -129,14 +130,34 @@ mark_constant(why_untraced)
 
 
 def call_symbolic(kernel, bound: tuple):
-    """Make a call with tensors by which PyTorch traces a function. Returns NotImplemented if no operator makes such calls."""
-    import torch
-
+    """Make a call that PyTorch has to see. Returns NotImplemented if no operator makes such calls."""
     name = operator_of(kernel, bound)
     if not name:
         return NotImplemented
-    overload = getattr(torch.ops.fastexchange, name).default
-    return _call(lambda *args, **named: call_overload(overload, args, named), kernel, bound)
+    operator = _operators.get(name)
+    if operator is None:
+        qualified = f"{NAMESPACE}::{name}"
+        registered: Any = registered_as(qualified)
+        operator = _operators[name] = TorchOp(kernel, qualified, registered.schema, registered)
+    if kernel.backward is not None and kernel._call_differentiated is None:
+        kernel._call_differentiated = functools.partial(_call_differentiated, {})
+    if kernel.backward is not None and not any(isinstance(each, (list, tuple)) for each in bound):
+        given = tuple(type(each) for each in bound if each is not OMITTED)
+        if bound[len(given) :] == (OMITTED,) * (len(bound) - len(given)):
+            kernel._call_differentiated.args[0][given] = operator
+    return _call(operator, kernel, bound)
+
+
+def _call_differentiated(operators: dict[tuple[type, ...], Any], args: tuple):
+    """Make a call that autograd has to see by the operator for arguments of these types. NotImplemented for any other call."""
+    operator = operators.get(tuple(map(type, args)))
+    if operator is None or not is_recorded(args):
+        return NotImplemented
+    return operator(*args)
+
+
+_operators: dict[str, Any] = {}
+"""By name, the objects that call the operators that kernels register themselves."""
 
 
 def operator_of(kernel, bound: tuple) -> str:
@@ -189,7 +210,7 @@ def operator_name(kernel, kinds: tuple) -> str:
     if not has_operators(torch):
         return ""
     known = kernel.__dict__.setdefault("_operators", {})
-    if any(kind[0] == "?" for kind in kinds):
+    if ("?",) in kinds:
         return ""
     if kernel._pattern is None and kernel.mutates is None and not _returns_none(kernel, kinds):
         return ""
@@ -204,6 +225,8 @@ def _key(kernel, kinds: tuple) -> tuple[str, bool]:
     outputs = 0 if kernel._pattern is None else len(kernel._pattern.outputs)
     are_given = any(kind[0] not in ("", "None") for kind in kinds[len(kinds) - outputs :])
     untyped = _untyped(kernel)
+    if not untyped:
+        return "", are_given
     named = zip(kinds, kernel._parameters.names, strict=True)
     return "".join(_LETTERS[kind[0]] for kind, name in named if name in untyped), are_given
 
@@ -214,9 +237,13 @@ _TYPES = {letter: "Tensor?" if kind == "None" else kind for kind, letter in _LET
 
 def _untyped(kernel) -> list[str]:
     """The names of parameters whose type in a schema depends on the call: no annotation and no notation says it."""
-    pattern = kernel._pattern
-    declared = [] if pattern is None else [*pattern.numbers, *(each.name for each in (*pattern.inputs, *pattern.outputs))]
-    return [name for name in kernel._parameters.names if name not in declared and name not in kernel.py_func.__annotations__]
+    known = kernel.__dict__.get("_untyped")
+    if known is None:
+        pattern = kernel._pattern
+        declared = [] if pattern is None else [*pattern.numbers, *(each.name for each in (*pattern.inputs, *pattern.outputs))]
+        declared += kernel.py_func.__annotations__
+        known = kernel._untyped = [name for name in kernel._parameters.names if name not in declared]
+    return known
 
 
 def _implicit(torch, kernel, letters: str, are_given: bool) -> str:
@@ -229,7 +256,8 @@ def _implicit(torch, kernel, letters: str, are_given: bool) -> str:
         return ""
     name = _name_with(kernel, schema, letters, are_given)
     unused = next(each for each in _numbered(name) if not is_registered(f"{NAMESPACE}::{each}"))
-    options = str(schema), None, None, "loop"
+    backward = None if are_given else kernel.backward
+    options = str(schema), backward, None, "loop"
     register(torch, kernel, f"{NAMESPACE}::{unused}", schema, options, False, kernel.__qualname__)
     return unused
 
@@ -250,7 +278,7 @@ def _schema(kernel, letters: str, are_given: bool) -> Schema | None:
 def _name_with(kernel, schema: Schema, letters: str, are_given: bool) -> str:
     """The name of the operator for calls with such arguments. It has a digest of what the kernel declares."""
     name = name_of(kernel) + f"__{letters}" * bool(letters) + "__out" * are_given
-    return f"{name}__{declaration_of(kernel, schema, None)}"
+    return f"{name}__{declaration_of(kernel, schema, None if are_given else kernel.backward)}"
 
 
 def name_of(kernel) -> str:

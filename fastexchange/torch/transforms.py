@@ -50,6 +50,6 @@ def refuse_gradients(torch, library, overload, kernel, schema: Schema, has_backw
     if has_backward:
         why = "which does not see the backward pass of an operator; use torch.autograd.grad, or pass its detach()"
     else:
-        why = "and the operator has no backward; pass its detach(), or use torch.autograd.grad and as_torch_op(backward=...)"
+        why = "and the operator has no backward; pass its detach(), or use torch.autograd.grad and fast_args(backward=...)"
     library.impl(short, transformed, "FuncTorchDynamicLayerFrontMode")
     return shadows

@@ -48,7 +48,7 @@ NO_OPERATORS = [
     (ValueError, r"backward kernel transposed\(\) has the output 'y', which is none of grad_x, grad_w", scale,
      {"backward": transposed}),
     (TypeError, "backward= is a function, or kernels that declare outputs", scale, {"backward": torch_operators.total}),
-    (ValueError, "two backward kernels have the output 'grad_x'", scale, {"backward": [scale_backward, scale_backward]}),
+    (ValueError, "two steps of backward= give 'grad_x'", scale, {"backward": [scale_backward, scale_backward]}),
 ]  # fmt: skip
 
 

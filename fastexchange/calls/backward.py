@@ -1,0 +1,83 @@
+"""Backward passes: kernels, or Python functions, whose parameters are named by what they need.
+
+A *step* of a backward pass is one of these. Each of its inputs has the name of an argument or an output of the kernel that is
+differentiated, or is ``grad_`` and an output's name: the gradient of that output. A kernel's outputs, ``fast_args(out=…)``, are
+``grad_`` and an argument's name. A function returns a gradient, or None, for each argument.
+
+Gradients of complex numbers are PyTorch's: the conjugate of JAX's.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from ..ground.safe_repr import shown
+
+__all__ = ["GRAD", "Step", "is_function", "steps_of"]
+
+GRAD = "grad_"
+
+
+def is_function(value) -> bool:
+    """Whether a step is a Python function."""
+    return callable(value) and getattr(value, "py_func", None) is None and not hasattr(value, "overload")
+
+
+class Step:
+    """A step.
+
+    Attributes
+    ----------
+    call : the kernel or function.
+    needs : the names of its inputs.
+    gives : the positions of the arguments whose gradients it returns.
+    """
+
+    def __init__(self, called: Any, arguments: Sequence[str], outputs: Sequence[str], what: str):
+        kernel = getattr(called, "kernel", called)  # a TorchOp has a backward of its own
+        pattern = getattr(kernel, "_pattern", None)
+        self.is_function = is_function(called)
+        if pattern is None and not self.is_function:
+            raise TypeError(
+                f"{what}: backward= is a function, or kernels that declare outputs, fast_args(out=...), not {shown(called)}"
+            )
+        self.call, self._arguments = called, list(arguments)
+        self.name = f"{getattr(kernel, '__qualname__', type(kernel).__name__)}()"
+        names = list(inspect.signature(called).parameters) if self.is_function else kernel._parameters.names
+        given = [each.name for each in pattern.outputs] if pattern is not None else []
+        self.needs = [name for name in names if name not in given]
+        known = {*arguments, *outputs, *(GRAD + name for name in outputs)}
+        wrong = [name for name in self.needs if name not in known]
+        kind = "function" if self.is_function else "kernel"
+        if wrong:
+            raise ValueError(
+                f"{what}: backward {kind} {self.name} has the parameter {wrong[0]!r}, which is none of {', '.join(sorted(known))}"
+            )
+        wrong = [name for name in given if not name.startswith(GRAD) or name[len(GRAD) :] not in arguments]
+        if wrong:
+            wanted = ", ".join(GRAD + name for name in arguments)
+            raise ValueError(f"{what}: backward kernel {self.name} has the output {wrong[0]!r}, which is none of {wanted}")
+        self.gives = [self._arguments.index(name[len(GRAD) :]) for name in given] or list(range(len(arguments)))
+
+    def gradients(self, made) -> list:
+        """The gradients for ``gives`` in what ``call`` has returned. Raises RuntimeError if a function returns another number."""
+        found = list(made) if isinstance(made, (list, tuple)) else [made]
+        if len(found) != len(self.gives):
+            raise RuntimeError(
+                f"backward function {self.name} returned {len(found)} gradients, and the kernel has {len(self._arguments)} "
+                f"arguments, {', '.join(self._arguments)}; return None for those without one"
+            )
+        return found
+
+
+def steps_of(backward: Any, arguments: Sequence[str], outputs: Sequence[str], what: str) -> list[Step]:
+    """The steps of a backward pass: of one, or a list. `what`: who has been given it, for the errors.
+
+    Raises TypeError for what is no step, and ValueError for names that do not fit, and for a gradient that two steps have.
+    """
+    steps = [Step(each, arguments, outputs, what) for each in (backward if isinstance(backward, (list, tuple)) else [backward])]
+    gives = [position for step in steps for position in step.gives]
+    if len(set(gives)) < len(gives):
+        twice = next(name for i, name in enumerate(arguments) if gives.count(i) > 1)
+        raise ValueError(f"{what}: two steps of backward= give {GRAD + twice!r}")
+    return steps
