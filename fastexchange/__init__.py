@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .ground.dlpack_types import DLDataType, DLDevice, DLPackVersion
     from .ground.dtype_registry import register_dlpack_dtype
     from .half import bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, float16
+    from .jax.xla_calls import register_xla_target
     from .measuring.overhead import measure
     from .measuring.report import OverheadReport
     from .torch.operator import TorchOp
@@ -35,7 +36,8 @@ __all__ = [
     "BoundCudaLaunch", "BoundLaunch", "CudaError", "CudaKernel", "CudaLauncher", "DLDataType", "DLDataTypeCode", "DLDevice",
     "DLDeviceType", "DLPackVersion", "FastKernel", "KernelCounts", "OverheadReport", "TorchOp", "accelerate", "bfloat16",
     "convert", "decelerate", "exchange_api", "explain", "fast_args", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
-    "float8_e5m2fnuz", "float16", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype", "to_dlpack", "unpolyfill",
+    "float8_e5m2fnuz", "float16", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype", "register_xla_target",
+    "to_dlpack", "unpolyfill",
 ]  # fmt: skip
 
 _ROOMS = {
@@ -52,6 +54,7 @@ _ROOMS = {
     "ground.dlpack_types": ("DLDataType", "DLDevice", "DLPackVersion"),
     "ground.dtype_registry": ("register_dlpack_dtype",),
     "half": ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float16"),
+    "jax.xla_calls": ("register_xla_target",),
     "measuring.overhead": ("measure",),
     "measuring.report": ("OverheadReport",),
 }

@@ -32,20 +32,27 @@ class _JAX(Framework):
         return put(array) if array.nbytes <= MOST_PUT else None
 
     def sees_calls(self, kernel, values: list) -> bool:
-        """See :class:`Framework`. JAX traces functions by values that are no arrays."""
+        """See :class:`Framework`. JAX traces functions by values that are no arrays. Arrays are not written to."""
         import jax
 
-        return any(isinstance(each, jax.core.Tracer) for each in values)
+        kind = jax.Array if kernel.mutates else jax.core.Tracer  # which is a jax.Array, too
+        return any(isinstance(each, kind) for each in values)
 
     def call(self, kernel, bound: tuple):
-        from .xla_calls import Traced
-
-        return NotImplemented if kernel._is_numbas else Traced(kernel, bound).make()
-
-    def called(self, kernel, bound: tuple) -> str:
-        from .xla_calls import TARGET, Traced
+        """See :class:`Framework`. Raises BufferError for an array that a kernel would write to in a call that is not traced."""
+        from .xla_calls import Traced, check_changed, is_traced
 
         if kernel._is_numbas:
+            return NotImplemented
+        if not is_traced(bound):
+            check_changed(kernel, bound)
+            return NotImplemented
+        return Traced(kernel, bound).make()
+
+    def called(self, kernel, bound: tuple) -> str:
+        from .xla_calls import TARGET, Traced, is_traced
+
+        if kernel._is_numbas or not is_traced(bound):
             return ""
         why = Traced(kernel, bound).why_not_native()
         by = f"Python makes it, jax.pure_callback: {why}" if why else f"XLA's function {TARGET!r} makes it, without Python"

@@ -158,7 +158,8 @@ _ENUMS = {text: number for name in ("DataType", "AttrType", "Error_Code") for te
 DTYPES = {text.rpartition("_")[2]: number for text, number in _ENUMS.items() if "DataType" in text}
 """By XLA's name of an element type, its number in a buffer."""
 S32, S64, F32, C64 = (DTYPES[name] for name in ("S32", "S64", "F32", "C64"))
-ATTR_ARRAY, ATTR_SCALAR, ATTR_STRING = (_ENUMS[f"XLA_FFI_AttrType_{name}"] for name in ("ARRAY", "SCALAR", "STRING"))
+ATTR_ARRAY, ATTR_SCALAR = _ENUMS["XLA_FFI_AttrType_ARRAY"], _ENUMS["XLA_FFI_AttrType_SCALAR"]
+ATTR_STRING = _ENUMS["XLA_FFI_AttrType_STRING"]
 INTERNAL = _ENUMS["XLA_FFI_Error_Code_INTERNAL"]
 FRAME_BYTES, ATTRIBUTES = sizeof("XLA_FFI_CallFrame"), sizeof("fx_xla_attributes") // 8
 ERROR_WORDS = sizeof("XLA_FFI_Error_Create_Args") // 8

@@ -4,24 +4,30 @@ A kernel that declares its outputs, or what it writes to, is a *function of XLA*
 argument that it writes to.
 """
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numba
 import numpy as np
 
 from .._abi import ffi
 from ..arguments.decoding import field_of
+from ..calls.fallback import call_numba
 from ..calls.options import declaring
 from ..calls.precompile import compiled_natively
+from ..calls.resolve import Report
 from ..dispatch import structs
 from ..ground import dtype_registry
 from ..ground.dlpack_types import DLDataType
 from ..ground.dtypes import field_to_dtype
-from ..ground.numba_internals import compiles_as_numba, is_object_mode
+from ..ground.numba_code import RUNS_THREADS, runs_python
+from ..ground.numba_internals import compiles_as_numba, is_object_mode, overloads_of
 from ..ground.omitted import OMITTED
 from ..ground.once import for_ever, forkable_lock, once
+from ..ground.parameters import flatten
 from ..ground.passing import reraise_passing
 from ..ground.pythonapi import PyCapsule_New
 from ..ground.safe_repr import type_name
@@ -29,7 +35,7 @@ from ..ground.shape_notation import extents_of, shape_of
 from . import xla
 from .gradients import differentiable
 
-__all__ = ["PYTHON_SIDE", "TARGET", "Traced", "name_of"]
+__all__ = ["PYTHON_SIDE", "TARGET", "Traced", "name_of", "register_xla_target"]
 
 TARGET = "fastexchange"
 """The name of the handler for XLA."""
@@ -37,11 +43,25 @@ _PYTHONS = bool, int, float, complex
 _lock = forkable_lock()
 
 
-def is_traced(value) -> bool:
-    """Whether a value is one by which JAX traces a function."""
+def is_traced(values) -> bool:
+    """Whether JAX traces a function by one of these values, or of their items."""
     import jax
 
-    return isinstance(value, jax.core.Tracer)
+    leaves = (each for position, value in enumerate(values) for _, each in flatten(position, value))
+    return any(isinstance(each, jax.core.Tracer) for each in leaves)
+
+
+def check_changed(kernel, bound: tuple) -> None:
+    """Raise BufferError if a kernel would write to an array of JAX."""
+    import jax
+
+    for position, value in enumerate(bound):
+        name = kernel._parameters.name_of(position)
+        if name in kernel.mutates and any(isinstance(each, jax.Array) for _, each in flatten(position, value)):
+            raise BufferError(
+                f"{kernel.__qualname__}(): argument {name!r} (position {position}) is written to, and JAX's arrays are "
+                "immutable: call it in a function that jax.jit compiles, where it returns the new value"
+            )
 
 
 class Traced:
@@ -142,7 +162,7 @@ class Traced:
             for output, shape in zip(self._pattern.outputs, self._shapes(given), strict=True):
                 wanted = self._pattern.dtype_of(output, dtypes, self.name)
                 dtype = dtype_registry.dtype_of(wanted.code, wanted.bits)
-                made.append(jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype)))
+                made.append(jax.ShapeDtypeStruct(shape, dtype))
         return made + [jax.ShapeDtypeStruct(self.operands[i].shape, self.operands[i].dtype) for i in self._changes]
 
     def _dtype_of(self, value, position: int) -> DLDataType | None:
@@ -154,7 +174,7 @@ class Traced:
         pattern, defaults = self._pattern, self.kernel._parameters.defaults
         for position in pattern.numbers.values():
             number = defaults.get(position) if given[position] is OMITTED else given[position]
-            if is_traced(number):
+            if is_traced([number]):
                 raise TypeError(
                     f"{self.argument(position)} is an extent in {str(pattern)!r}, so it has to be known when JAX traces: "
                     "jax.jit(..., static_argnames=...)"
@@ -177,7 +197,7 @@ class Traced:
         """Make the call: return JAX's values for its results."""
         import jax
 
-        function = self._by_xla() if not self.why_not_native() else self._by_python
+        function = self._by_python if self.why_not_native() else self._by_xla()
         with jax.named_scope(self.kernel.py_func.__name__):
             made = differentiable(function, self)(*self.operands)
         outputs = list(made[: len(self.results) - len(self._changes)])
@@ -194,26 +214,32 @@ class Traced:
             return "NUMBA_DISABLE_JIT is set"
         if is_object_mode(kernel) or not compiles_as_numba(kernel) or not kernel._native.runtime.is_native:
             return kernel._native.runtime.why_not_native or "Numba compiles the kernel in another way"
+        keys = self._keys
         if (why := _why_no_handler()) or not self.is_native:
             return why or "an argument is neither an array, a number, None nor a tuple of such"
-        return "" if self._keys() else "native code cannot pass an argument, or the result"
+        return "" if keys else "native code cannot pass an argument, or the result"
 
+    @functools.cached_property
     def _keys(self) -> tuple[int, ...]:
-        """The key sequence of the call, for which the kernel is compiled; () if native code cannot make it."""
-        report = compiled_natively(self.kernel, self._samples)
+        """The key sequence of the call, for which the kernel is compiled; () if XLA's handler cannot make it.
+
+        Raises what the compiler says of the kernel.
+        """
+        report = _compiled(self.kernel, self._samples)
+        if report.status != structs.STATUS_UNKNOWN_SHAPE:
+            call_numba(self.kernel, self._samples, is_made=False)
+            return ()
         keys = report.keys
-        is_known = report.status == structs.STATUS_UNKNOWN_SHAPE and len(keys) == len(self._sources)
-        return keys if is_known and all(key & 0xFF in _PASSED for key in keys) else ()
+        return keys if len(keys) == len(self._sources) and all(key & 0xFF in _PASSED for key in keys) else ()
 
     def _by_xla(self) -> Callable:
         """The function of XLA, of the operands."""
         import jax
 
-        keys = self._keys()
         outputs = len(self.results) - len(self._changes)
         numbers = [len(self.results[0].shape)]
         sources, operands, results, changed = [], 0, 0, outputs
-        for key, (kind, what) in zip(keys, self._sources, strict=True):
+        for key, (kind, what) in zip(self._keys, self._sources, strict=True):
             source = kind
             if kind == xla.NUMBER:
                 source |= len(numbers) << xla.INDEX_AT
@@ -230,7 +256,7 @@ class Traced:
             sources.append(source)
         name = name_of(self.kernel)
         attributes = {
-            "id": np.int64(_id_of(name)), "kernel": name, "keys": np.array(keys, np.int64),
+            "id": np.int64(_id_of(name)), "kernel": name, "keys": np.array(self._keys, np.int64),
             "numbers": np.array(numbers, np.int64), "sources": np.array(sources, np.int64),
         }  # fmt: skip
         call = jax.ffi.ffi_call(
@@ -258,6 +284,18 @@ class Traced:
 
     def _is_changed(self, position: int) -> bool:
         return self.kernel._parameters.name_of(position) in self._changed
+
+
+def _compiled(kernel, samples: tuple) -> Report:
+    """Compile for a call by XLA with arguments like these. Raises RuntimeError if XLA's threads cannot run it at once."""
+    report = compiled_natively(kernel, samples)
+    loops = any(runs_python(compiled.library) == RUNS_THREADS for _, compiled in overloads_of(kernel))
+    if loops and numba.threading_layer() == "workqueue":
+        raise RuntimeError(
+            f"{kernel.__qualname__}(): XLA runs kernels in several threads at once, and Numba's threading layer 'workqueue' ends "
+            "the process if two of them have parallel loops: set NUMBA_THREADING_LAYER to omp or tbb"
+        )
+    return report
 
 
 _PASSED = structs.KEY_ARRAY, structs.KEY_SCALAR, structs.KEY_NONE, structs.KEY_OMITTED, structs.KEY_TUPLE
@@ -338,7 +376,7 @@ _named: dict[str, Any] = {}
 def _base_name(kernel) -> str:
     """A kernel's name without a number: its function's, and a digest of what it declares."""
     function = kernel.py_func
-    declared = str(inspect.signature(function)), kernel.out, kernel.mutates, kernel.storage
+    declared = list(inspect.signature(function).parameters), kernel.out, kernel.mutates, kernel.storage
     digest = hashlib.sha256(repr(declared).encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{function.__module__}.{function.__qualname__}#{digest}"
 
@@ -377,6 +415,24 @@ def _why_no_handler() -> str:
     return ""
 
 
+def register_xla_target() -> str:
+    """Let XLA find the kernels that functions of JAX call. Returns the name under which it does, ``"fastexchange"``.
+
+    A process that traces a call does this itself. One that runs an exported function has to call this first, and to import the
+    modules with its kernels; they are compiled for its calls when they come. Who exports names it:
+    ``disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(register_xla_target())]``.
+
+    Raises ImportError without JAX, and RuntimeError if this one does not take the handler.
+
+    Source: ``jax.ffi``, ``jax.export``.
+    """
+    import jax  # noqa: F401
+
+    if why := _why_no_handler():
+        raise RuntimeError(f"register_xla_target(): {why}")
+    return TARGET
+
+
 # ---- what native code calls ------------------------------------------------------------------------------------------------
 
 
@@ -396,12 +452,11 @@ def _learn(address: int) -> None:
     if kernel is None:
         kernel = next((each for each in reversed(list(declaring.values())) if _base_name(each) == name), None)
         if kernel is None or vars(kernel).get("_xla_name"):
-            module = name.rpartition("#")[0]
-            raise LookupError(f"no kernel {name} in this process; import the module that decorates {module}")
+            raise LookupError(f"this process has no kernel {name}, declared as when the call was traced: import its module")
         name_of(kernel)
     words = ffi.cast("int64_t *", attributes.keys.data)
     keys = iter(words[i] for i in range(attributes.keys.size))
-    compiled_natively(kernel, tuple(_sample(key, keys) for key in keys))
+    _compiled(kernel, tuple(_sample(key, keys) for key in keys))
 
 
 def _sample(key: int, keys: Iterator[int]):

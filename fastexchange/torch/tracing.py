@@ -23,6 +23,7 @@ from ..ground.once import once
 from .checks import is_recorded
 from .declaration import declaration_of
 from .library import has_operators, is_registered, register, registered_as
+from .odd_tensors import is_symbolic
 from .operator import TorchOp
 from .schema import Schema, schema_of, with_outputs
 from .traced import mark_constant
@@ -134,6 +135,8 @@ def call_symbolic(kernel, bound: tuple):
     name = operator_of(kernel, bound)
     if not name:
         return NotImplemented
+    if kernel.backward is not None and _has_outputs(kernel, bound) and not any(map(is_symbolic, bound)):
+        return NotImplemented  # the kernel refuses tensors that require grad together with an output
     operator = _operators.get(name)
     if operator is None:
         qualified = f"{NAMESPACE}::{name}"
@@ -146,6 +149,12 @@ def call_symbolic(kernel, bound: tuple):
         if bound[len(given) :] == (OMITTED,) * (len(bound) - len(given)):
             kernel._call_differentiated.args[0][given] = operator
     return _call(operator, kernel, bound)
+
+
+def _has_outputs(kernel, bound: tuple) -> bool:
+    """Whether a declared output is given."""
+    first = len(bound) - len(kernel._pattern.outputs)
+    return any(value is not OMITTED and value is not None for value in bound[first:])
 
 
 def _call_differentiated(operators: dict[tuple[type, ...], Any], args: tuple):

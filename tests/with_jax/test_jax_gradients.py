@@ -1,0 +1,215 @@
+"""``fast_args(backward=)``: JAX and PyTorch differentiate a kernel by the steps that it declares once."""
+
+import numpy as np
+import pytest
+from frameworks import torch
+
+from fastexchange import fast_args
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+
+@fast_args(out="grad_y[n], x[n], s[] -> grad_x[n], grad_s[]")
+def scaled_backward(grad_y, x, s, grad_x, grad_s):
+    total = 0.0
+    for i in range(x.size):
+        grad_x[i] = grad_y[i] * s[()]
+        total += grad_y[i] * x[i]
+    grad_s[()] = total
+
+
+@fast_args(out="x[n], s[] -> y[n]", backward=scaled_backward)
+def scaled(x, s, y):
+    for i in range(x.size):
+        y[i] = x[i] * s[()]
+
+
+@fast_args(out="x[n], w[n] -> y[n]", backward=lambda x, w, k, grad_y: (grad_y * w * k, grad_y * x * k, None))
+def product(x, w, k, y):
+    for i in range(x.size):
+        y[i] = x[i] * w[i] * k
+
+
+@fast_args(out="y[n], grad_y[n] -> grad_x[n]", backward=lambda y, grad_y, grad_grad_x: (grad_grad_x * grad_y, grad_grad_x * y))
+def exponential_backward(y, grad_y, grad_x):
+    for i in range(y.size):
+        grad_x[i] = y[i] * grad_y[i]
+
+
+@fast_args(out="x[n] -> y[n]", backward=[exponential_backward])
+def exponential(x, y):
+    for i in range(x.size):
+        y[i] = np.exp(x[i])
+
+
+@fast_args(out="x[n] -> y[n]", backward=lambda x, grad_y: grad_y * (2 * x).conj())
+def squared(x, y):
+    for i in range(x.size):
+        y[i] = x[i] * x[i]
+
+
+@fast_args(out="pair_sum[n] -> y[n]", backward=lambda pair, grad_y: ((grad_y, 2 * grad_y), None))
+def of_a_pair(pair, pair_sum, y):
+    for i in range(y.size):
+        y[i] = pair[0][i] + 2 * pair[1][i]
+
+
+@fast_args(out="x[n] -> y[n]", backward=lambda grad_y: (grad_y, grad_y.sum()))
+def shifted(x, k, y):
+    for i in range(x.size):
+        y[i] = x[i] + k
+
+
+@pytest.fixture(autouse=True)
+def wide():
+    with jax.enable_x64(True):
+        yield
+
+
+def check(function, *given, order=1):
+    jax.test_util.check_grads(function, given, order=order, modes=["rev"])
+    jax.test_util.check_grads(jax.jit(function), given, order=order, modes=["rev"])
+
+
+x4, s3 = np.arange(4.0) / 4, np.array(3.0)
+CHECKED = {
+    "a kernel": lambda: check(scaled, x4, s3),
+    "a function": lambda: check(lambda x, w: product(x, w, 2.5), x4, x4 + 1, order=2),
+    "a traced number": lambda: check(lambda x, k: shifted(x, k) * x, x4, np.float64(2)),
+    "a kernel with a backward of its own": lambda: check(exponential, x4, order=2),
+    "complex numbers": lambda: check(squared, x4 * (1 + 2j), order=1),
+    "a tuple": lambda: check(lambda x, w: of_a_pair((x, w), jax.lax.stop_gradient(x)), x4, x4 + 1),
+    "kernels of kernels": lambda: check(lambda x: exponential(scaled(exponential(x), jnp.asarray(x)[0])), x4 + 0.1),
+}
+
+
+@pytest.mark.parametrize("what", CHECKED)
+def test_gradients_are_those_of_numbers(what):
+    import jax.test_util  # noqa: F401
+
+    CHECKED[what]()
+
+
+def test_vmap_jacobians_and_scan():
+    x = jnp.arange(6.0).reshape(2, 3)
+    assert np.array_equal(jax.vmap(jax.grad(lambda x: scaled(x, s3).sum()))(x), np.full((2, 3), 3))
+    assert np.array_equal(jax.jit(jax.jacrev(scaled))(x[0], s3), 3 * np.eye(3))
+    looped = jax.grad(lambda x: jax.lax.scan(lambda c, _: (scaled(c, s3), None), x, None, length=3)[0].sum())
+    assert np.array_equal(looped(x[0]), np.full(3, 27))
+    kept = jax.grad(lambda x: jax.checkpoint(lambda x: exponential(exponential(x)))(x).sum())
+    assert np.allclose(kept(x[0]), jax.grad(lambda x: jnp.exp(jnp.exp(x)).sum())(x[0]))
+
+
+def test_integers_have_no_gradient():
+    @fast_args(out="x[n], at[m] -> y[m]", backward=lambda x, at, grad_y: (jnp.zeros_like(x).at[at].add(grad_y), None))
+    def taken(x, at, y):
+        for i in range(at.size):
+            y[i] = x[at[i]]
+
+    assert np.array_equal(jax.grad(lambda x: taken(x, np.array([1, 1, 3])).sum())(x4), [0, 2, 0, 1])
+
+
+def test_only_the_steps_that_are_needed_are_computed():
+    text = str(jax.make_jaxpr(jax.grad(lambda x: exponential(x).sum()))(x4))
+    assert text.count("ffi_call") == 2
+
+
+@fast_args(out="grad_y[n], w[n] -> grad_x[n]")
+def of_x_only(grad_y, w, grad_x):
+    for i in range(w.size):
+        grad_x[i] = grad_y[i] * w[i]
+
+
+@fast_args(out="x[n], w[n] -> y[n]", backward=of_x_only)
+def half_declared(x, w, y):
+    for i in range(x.size):
+        y[i] = x[i] * w[i]
+
+
+@fast_args(out="x[n] -> y[n]")
+def undeclared(x, y):
+    y[:] = x
+
+
+REFUSED = [
+    (r"half_declared\(\): argument 'w' \(position 1\) is differentiated, .* gives 'grad_w'", lambda x: half_declared(x, x)),
+    (r"undeclared\(\): JAX differentiates this call.*fast_args\(backward=", undeclared),
+    (r"scaled_backward\(\): JAX differentiates this call", lambda x: jax.grad(lambda x: scaled(x, s3).sum())(x) * x),
+]
+
+
+@pytest.mark.parametrize(("message", "function"), REFUSED)
+def test_a_gradient_that_nobody_gives_is_an_error(message, function):
+    for each in (function, jax.jit(function)):
+        with pytest.raises(TypeError, match=message):
+            jax.grad(lambda x: each(x).sum())(x4)  # noqa: B023
+    assert np.array_equal(jax.grad(lambda x: half_declared(x, jax.lax.stop_gradient(x)).sum())(x4), x4)
+    assert np.array_equal(jax.grad(lambda x: undeclared(jax.lax.stop_gradient(x)).sum() + x.sum())(x4), np.ones(4))
+
+
+def test_forward_mode_is_an_error():
+    with pytest.raises(TypeError, match="jvp"):
+        jax.jvp(lambda x: scaled(x, s3), (x4,), (x4,))
+    with pytest.raises(TypeError, match=r"undeclared\(\)"):
+        jax.jvp(undeclared, (x4,), (x4,))
+
+
+WRONG = [
+    (ValueError, "needs a kernel that declares its outputs", {"out": None}),
+    (ValueError, "needs a kernel that declares its outputs", {"mutates": "x"}),
+    (ValueError, r"has the parameter 'ctx', which is none of grad_y, w, x, y", {"backward": lambda ctx, grad: grad}),
+    (ValueError, r"has the output 'y', which is none of grad_x, grad_w", {"backward": undeclared}),
+    (ValueError, "two steps of backward= give 'grad_x'", {"backward": [of_x_only, of_x_only]}),
+    (TypeError, "backward= is a function, or kernels", {"backward": 3}),
+    (ValueError, "needs grad='refuse'", {"grad": "allow"}),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "options"), WRONG)
+def test_a_backward_pass_that_does_not_fit_is_refused(error, message, options):
+    with pytest.raises(error, match=rf"^fast_args\(\): .*{message}"):
+        fast_args(**{"out": "x[n], w[n] -> y[n]", "backward": of_x_only, **options})(lambda x, w, y: None)
+
+
+def test_a_function_that_returns_too_few_gradients():
+    wrong = fast_args(out="x[n], w[n] -> y[n]", backward=lambda grad_y: grad_y)(half_declared.py_func)
+    with pytest.raises(RuntimeError, match="returned 1 gradients, and the kernel has 2 arguments, x, w"):
+        jax.grad(lambda x: wrong(x, x4).sum())(x4)
+
+
+# ---- PyTorch ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_pytorch_differentiates_the_same_kernels():
+    x, w = torch.arange(4.0, dtype=torch.float64, requires_grad=True), torch.ones(4, dtype=torch.float64, requires_grad=True)
+    s = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(scaled, (x, s)) and torch.autograd.gradcheck(lambda x, w: product(x, w, 2.5), (x, w))
+    assert torch.autograd.gradgradcheck(exponential, (x,)) and torch.autograd.gradgradcheck(lambda x, w: product(x, w, 2), (x, w))
+    assert torch.autograd.gradcheck(squared, (x.detach() * (1 + 2j)).requires_grad_())
+    for _ in range(3):
+        assert torch.autograd.grad(exponential(x).sum(), x)[0].equal(exponential(x).detach())
+    plain = exponential.counts().slow
+    for _ in range(5):
+        exponential(x.detach())
+        with torch.no_grad():
+            assert not exponential(x).requires_grad
+    assert exponential.counts().slow <= plain + 2
+    compiled = torch.compile(lambda x: exponential(x).sum(), backend="aot_eager", fullgraph=True)
+    assert torch.autograd.grad(compiled(x), x)[0].equal(exponential(x).detach())
+    with pytest.raises(BufferError, match=r"undeclared\(\): argument 'x' .* requires grad"):
+        undeclared(x)
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_a_call_that_was_recorded_leaves_others_as_they_are():
+    x, w = torch.ones(4, requires_grad=True), np.ones(4, np.float32)
+    kernel = fast_args(out="x[n] -> y[n]", backward=exponential_backward)(exponential.py_func)
+    assert kernel(x).requires_grad and isinstance(kernel(w), np.ndarray) and not kernel(x.detach()).requires_grad
+    assert kernel(torch.nn.Parameter(torch.ones(3))).requires_grad and kernel(x=x).requires_grad
+    out = torch.empty(4)
+    assert kernel(x.detach(), out) is out
+    with pytest.raises(BufferError, match="requires grad"):
+        kernel(x, out)
+    assert kernel(x).requires_grad

@@ -1,0 +1,441 @@
+"""Kernels in functions that JAX compiles: XLA's handler calls them, without Python. The oracle is the eager call, and JAX."""
+
+import gc
+import threading
+
+import numba
+import numpy as np
+import pytest
+from interpreter import run_python
+
+from fastexchange import fast_args
+from fastexchange.jax import xla_calls
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+SHAPES = (), (1,), (4,), (0, 3), (2, 3), (2, 1, 4, 1, 3)
+DTYPES = "bool", "int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64", "float8_e4m3fn"
+WIDE = "int64", "uint64", "float64", "complex128"
+
+
+@fast_args(out="x[...] -> y[...]")
+def twice(x, y):
+    for i in np.ndindex(x.shape):
+        y[i] = x[i] + x[i]
+
+
+@fast_args(out="x[n], s[] -> y[n]")
+def scaled(x, s, y):
+    for i in range(x.size):
+        y[i] = x[i] * s[()]
+
+
+@fast_args(out="x[n] -> y[n]")
+def plus(x, k, y):
+    for i in range(x.size):
+        y[i] = x[i] + k
+
+
+@fast_args(mutates="w")
+def descend(w, g, rate):
+    for i in range(w.size):
+        w[i] -= rate * g[i]
+
+
+three, x8 = jnp.float32(3), jnp.arange(8.0)
+
+
+def calls_python(function, *arguments) -> bool:
+    """Whether Python makes a kernel's call in a function of JAX."""
+    return "callback" in str(jax.make_jaxpr(function)(*arguments))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *WIDE])
+def test_a_compiled_call_is_the_eager_one(dtype):
+    with jax.enable_x64(dtype in WIDE):
+        for shape in SHAPES:
+            x = (jnp.arange(np.prod(shape, dtype=int)).reshape(shape) % 7).astype(dtype)
+            want, got = twice(x), jax.jit(twice)(x)
+            assert got.dtype == want.dtype == x.dtype and got.shape == x.shape
+            assert np.array_equal(np.asarray(got), np.asarray(want))
+    assert not calls_python(twice, x8)
+
+
+def test_an_output_has_the_dtype_that_is_declared():
+    wide = fast_args(out="x[n] -> y[n]: float64")(twice.py_func)
+    for is_wide in (True, False):
+        with jax.enable_x64(is_wide):
+            want, got = wide(x8), jax.jit(wide)(x8)
+            assert got.dtype == want.dtype and np.array_equal(got, want)
+
+
+IN_JAX = {
+    "jit": lambda x: jax.jit(scaled)(x, three),
+    "nested": lambda x: jax.jit(lambda x: jax.jit(lambda x: scaled(x, three))(x))(x),
+    "checkpoint": lambda x: jax.checkpoint(lambda x: scaled(x, three))(x),
+    "scan": lambda x: jax.lax.scan(lambda c, s: (scaled(c, s), None), x, jnp.array([1.5, 2.0]))[0],
+    "while_loop": lambda x: jax.lax.while_loop(lambda c: c[1] < 3, lambda c: scaled(c, three), x / 3),
+    "cond": lambda x: jax.lax.cond(x[0] < 1, lambda x: scaled(x, three), lambda x: x, x),
+    "compiled ahead of time": lambda x: jax.jit(scaled).lower(x, three).compile()(x, three),
+    "of a layout that XLA has to change": lambda x: jax.jit(lambda x: scaled(x.reshape(2, 4).T[:, 0], three))(jnp.repeat(x, 1)),
+}
+
+
+@pytest.mark.parametrize("way", IN_JAX)
+def test_wherever_jax_traces(way):
+    x = jnp.arange(8.0)
+    assert np.allclose(IN_JAX[way](x), np.asarray(x)[: 4 if "layout" in way else 8] * 3)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_vmap_is_a_loop_over_the_batch(is_compiled):
+    x, s = jnp.arange(24.0).reshape(2, 3, 4), jnp.array([2.0, 3.0, 5.0])
+    for in_axes, given, wanted in (
+        ((0, None), (x[0], three), x[0] * 3),
+        ((1, None), (x[0].T, three), x[0] * 3),
+        ((None, 0), (x8, s), x8 * s[:, None]),
+        ((0, 0), (x[0], s), x[0] * s[:, None]),
+    ):
+        mapped = jax.vmap(scaled, in_axes)
+        assert np.array_equal((jax.jit(mapped) if is_compiled else mapped)(*given), wanted)
+    nested = jax.vmap(jax.vmap(scaled, (0, 0)), (0, None))
+    assert np.array_equal((jax.jit(nested) if is_compiled else nested)(x, s), x * s[:, None])
+    outer = jax.vmap(jax.vmap(scaled, (None, 0)), (0, None))
+    assert np.array_equal((jax.jit(outer) if is_compiled else outer)(x[0], s), x[0][:, None] * s[None, :, None])
+    assert np.array_equal(jax.vmap(plus)(x[0], s), x[0] + s[:, None])
+    assert jax.vmap(scaled, (0, None))(jnp.zeros((0, 4)), three).shape == (0, 4)
+    assert not calls_python(nested, x, s)
+
+
+# ---- arguments -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2, 2.5, True, 1j, np.float32(0.1), np.int8(3), np.uint64(2**40), np.complex64(2j)])
+def test_numbers_are_constants(number):
+    x = x8.astype("complex64") if np.iscomplexobj(number) else x8
+    assert np.array_equal(jax.jit(lambda x: plus(x, number))(x), plus(x, number))
+    assert np.array_equal(jax.jit(lambda x: plus(x, k=number))(x), plus(x, number))
+
+
+def test_a_float_is_a_float_of_64_bits_for_the_kernel():
+    seen = fast_args(out="x[n] -> y[n]: int64")(lambda x, k, y: y.fill(np.int64(k * 2**40)))
+    with jax.enable_x64(True):
+        assert jax.jit(lambda x: seen(x, 0.1))(x8)[0] == int(0.1 * 2**40)
+
+
+@pytest.mark.parametrize("number", [2, 2.5, True, 1j, np.float32(0.1), np.int8(3), np.complex64(2j)])
+def test_traced_numbers_are_numbers(number):
+    x = x8.astype("complex64") if np.iscomplexobj(number) else x8
+    assert np.array_equal(jax.jit(plus)(x, number), plus(x, number))
+    assert np.array_equal(jax.jit(jax.vmap(plus, (None, 0)))(x, jnp.array([number, number])), [plus(x, number)] * 2)
+    assert not calls_python(plus, x, number)
+
+
+def test_tuples_none_defaults_and_keywords():
+    @fast_args(out="x[n] -> y[n]")
+    def mixed(x, pair, other=None, k=2, y=None):
+        for i in range(x.size):
+            y[i] = x[i] * pair[0][i] + pair[1][1] * k + (0 if other is None else other[i])
+
+    def function(x, z):
+        return mixed(x, (z, (x, 3.0)))[0] + mixed(x, (z, (x, z[1])), k=5)[1] + mixed(x, (z, (x, 2)), other=z)[2]
+
+    assert jax.jit(function)(x8, x8) == function(x8, x8) and not calls_python(function, x8, x8)
+
+
+def test_what_only_python_passes():
+    @fast_args(out="x[n] -> y[n]")
+    def summed(x, others, k, y):
+        for i in range(x.size):
+            y[i] = x[i] * k
+            for other in others:
+                y[i] += other[i]
+
+    def function(x, k):
+        return summed(x, [x, x], k)
+
+    assert np.array_equal(jax.jit(function)(x8, 2.0), x8 * 4) and calls_python(function, x8, 2.0)
+    assert np.array_equal(jax.vmap(function, (0, None))(x8.reshape(2, 4), 2.0), x8.reshape(2, 4) * 4)
+
+
+@pytest.mark.parametrize("is_donated", [False, True])
+def test_an_argument_that_is_written_to_is_a_result(is_donated):
+    w, g = jnp.ones(8), jnp.arange(8.0)
+    step = jax.jit(descend, donate_argnums=[0] if is_donated else [])
+    assert np.array_equal(step(w, g, 0.5), 1 - np.arange(8) / 2)
+    assert is_donated or np.array_equal(w, np.ones(8))
+    assert np.array_equal(jax.jit(lambda w: descend(w, w, 1.0) + w)(g), g)
+    assert np.array_equal(jax.vmap(descend, (None, 0, None))(g, jnp.ones((2, 8)), 1.0), [np.arange(8) - 1] * 2)
+    both = fast_args(out="x[n] -> y[n]", mutates="x")(lambda x, y: numbered(x, y))
+    made = jax.jit(both)(jnp.zeros(3))
+    assert np.array_equal(made[0], [1, 1, 1]) and np.array_equal(made[1], [0, 1, 2])
+
+
+@numba.njit
+def numbered(x, y):
+    for i in range(x.size):
+        x[i], y[i] = i, 1
+
+
+def test_an_array_of_jax_is_written_to_only_in_a_compiled_function():
+    with pytest.raises(BufferError, match=r"^descend\(\): argument 'w' \(position 0\) .* immutable.* jax\.jit"):
+        descend(jnp.ones(3), jnp.ones(3), 0.5)
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------------
+
+
+@fast_args
+def total(x):
+    return x.sum()
+
+
+@fast_args(out="x[m], n -> y[n]")
+def filled(x, n, y):
+    y[:] = x[0]
+
+
+REFUSED = [
+    (TypeError, r"total\(\): JAX traces this call.*declare the outputs.*jax\.pure_callback\(total, .*, x\)",
+     lambda: jax.jit(total)(x8)),
+    (TypeError, r"'x' \(position 0\): .* key<fry>; pass jax\.random\.key_data", lambda: jax.jit(twice)(jax.random.key(0))),
+    (TypeError, r"twice\(\): argument 'x' \(position 0\): .* int4", lambda: jax.jit(twice)(jnp.ones(3, "int4"))),
+    (TypeError, r"argument 'y' \(position 1\) is an output", lambda: jax.jit(twice)(x8, x8)),
+    (TypeError, r"filled\(\): argument 'n' \(position 1\) is an extent .*static_argnames", lambda: jax.jit(filled)(x8, 3)),
+    (ValueError, r"scaled\(\): argument 's' \(position 1\) has 1 dimensions", lambda: jax.jit(scaled)(x8, x8)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "message", "call"), REFUSED, ids=[each[1] for each in REFUSED])
+def test_what_cannot_be_traced_is_refused(error, message, call):
+    with pytest.raises(error, match=message):
+        call()
+    assert np.array_equal(jax.jit(lambda x: filled(x + 2, 3))(x8), [2, 2, 2])
+
+
+def test_a_kernel_that_does_not_compile_says_so_while_jax_traces():
+    with pytest.raises(numba.TypingError, match="nothing"):
+        jax.jit(fast_args(out="x[] -> y[]")(lambda x, y: y.fill(x.nothing)))(three)
+
+
+def test_an_exception_of_a_kernel_is_in_jaxs_error():
+    @fast_args(out="x[n] -> y[n]")
+    def checked(x, y):
+        y[:] = x
+        if x[0] > 1:
+            raise ValueError("too large", x[0])
+
+    compiled = jax.jit(checked)
+    for _ in range(3):
+        with pytest.raises(Exception, match=r"ValueError: \('too large', 5\.0\)"):
+            compiled(x8 + 5).block_until_ready()
+        assert np.array_equal(compiled(x8), x8)
+    with pytest.raises(Exception, match="too large"):
+        jax.vmap(compiled)(jnp.array([[1.0], [2.0], [0.0]])).block_until_ready()
+
+
+# ---- threads, Python, lifetimes --------------------------------------------------------------------------------------------
+
+
+def test_several_threads_and_parallel_loops():
+    parallel = fast_args(out="x[n] -> y[n]", parallel=True)(in_parallel)
+    compiled = jax.jit(lambda x: parallel(parallel(x)) + parallel(x + 1) * scaled(x, three))
+    x, failures = jnp.arange(30000.0), []
+    wanted = np.asarray(x) * 4 + (np.asarray(x) + 1) * 2 * np.asarray(x) * 3
+
+    def work():
+        for _ in range(20):
+            failures.extend([] if np.allclose(compiled(x), wanted) else [1])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failures
+
+
+def in_parallel(x, y):
+    for i in numba.prange(x.size):
+        y[i] = x[i] * 2
+
+
+@pytest.mark.slow
+def test_a_threading_layer_that_is_not_safe_is_refused():
+    done = run_python(
+        """
+        import jax, jax.numpy as jnp
+        from fastexchange import fast_args
+        from test_xla import in_parallel
+        try:
+            jax.jit(fast_args(out="x[n] -> y[n]", parallel=True)(in_parallel))(jnp.ones(3))
+        except RuntimeError as error:
+            print(error)
+        """,
+        NUMBA_THREADING_LAYER="workqueue",
+    )
+    assert "NUMBA_THREADING_LAYER to omp or tbb" in done.stdout
+
+
+kept: list = []
+
+
+def test_a_kernel_may_run_python_and_keeps_no_array():
+    @fast_args(out="x[n] -> y[n]")
+    def noted(x, keeps, y):
+        y[:] = x
+        with numba.objmode():
+            kept.append(x if keeps else x.sum())
+
+    assert np.array_equal(jax.jit(lambda x: noted(x, False))(x8), x8) and kept.pop() == 28
+    with pytest.raises(Exception, match="has kept an array"):
+        jax.jit(lambda x: noted(x, True))(x8).block_until_ready()
+    kept.clear()
+
+
+def test_callbacks_in_the_same_function():
+    big = jnp.ones(100_000)
+
+    @jax.jit
+    def function(x):
+        made = jax.pure_callback(lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        jax.debug.callback(lambda x: None, x[:1])
+        return made.sum() + scaled(x, three).sum()
+
+    for _ in range(300):
+        assert function(big) == 500_000
+
+
+def test_compiled_functions_keep_their_kernels():
+    def kernel_that_adds(k):
+        @fast_args(out="x[n] -> y[n]")
+        def added(x, y):
+            for i in range(x.size):
+                y[i] = x[i] + k
+
+        return added
+
+    functions = [jax.jit(kernel_that_adds(k)) for k in range(4)]  # all of one name
+    for _ in range(2):
+        assert [function(x8)[0] for function in functions] == [0, 1, 2, 3]
+        gc.collect()
+
+
+step = 1.0
+
+
+def test_a_kernel_that_is_recompiled():
+    global step
+
+    @fast_args(out="x[n] -> y[n]")
+    def stepped(x, y):
+        for i in range(x.size):
+            y[i] = x[i] + step
+
+    compiled = jax.jit(stepped)
+    for step in (1.0, 5.0):
+        stepped.recompile()
+        assert compiled(x8)[0] == step
+
+
+def test_more_arrays_than_have_room_on_the_stack():
+    names = [f"a{i}" for i in range(60)]
+    space: dict = {}
+    summed = " + ".join(f"{each}[i]" for each in names)
+    exec(f"def many({', '.join(names)}, y):\n    for i in range(y.size): y[i] = {summed}", space)
+    many = fast_args(out="a0[n] -> y[n]")(space["many"])
+    assert np.array_equal(jax.jit(many)(*[x8] * 60), x8 * 60) and not calls_python(many, *[x8] * 60)
+
+
+def test_explain_says_who_makes_the_call():
+    texts = []
+    jax.jit(lambda x: (texts.append(str(scaled.explain(x, three))), x)[1])(x8)
+    assert "XLA's function 'fastexchange' makes it" in texts[0]
+
+
+def test_a_jax_that_does_not_take_the_handler_leaves_the_calls_to_python(monkeypatch):
+    monkeypatch.setattr(xla_calls, "_why_no_handler", lambda: "this one is another")
+    assert calls_python(lambda x: scaled(x, three), x8 + 0) and np.array_equal(jax.jit(lambda x: scaled(x, three))(x8), x8 * 3)
+    with pytest.raises(RuntimeError, match="this one is another"):
+        xla_calls.register_xla_target()
+
+
+@pytest.mark.slow
+def test_in_the_interpreter():
+    run_python(
+        """
+        import jax, jax.numpy as jnp
+        from fastexchange import fast_args
+        twice = fast_args(out="x[n] -> y[n]")(lambda x, y: y.__setitem__(slice(None), 2 * x))
+        assert jax.jit(twice)(jnp.arange(3.0)).tolist() == [0, 2, 4]
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )
+
+
+# ---- other processes -------------------------------------------------------------------------------------------------------
+
+EXPORT = """
+    import jax, jax.numpy as jnp
+    from fastexchange import register_xla_target
+    from test_xla import scaled
+    symbols = jax.export.symbolic_shape("n")
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(register_xla_target())]
+    given = jax.ShapeDtypeStruct(symbols, jnp.float32), jax.ShapeDtypeStruct((), jnp.float32)
+    open(sys.argv[1], "wb").write(jax.export.export(jax.jit(scaled), disabled_checks=allowed)(*given).serialize())
+"""
+LOAD = """
+    import jax, jax.numpy as jnp
+    from fastexchange import register_xla_target
+    register_xla_target()
+    function = jax.export.deserialize(open(sys.argv[1], "rb").read())
+    try:
+        function.call(jnp.arange(5.0), jnp.float32(3))
+    except Exception as error:
+        print(error)
+    import test_xla
+    print(function.call(jnp.arange(5.0), jnp.float32(3)), function.call(jnp.arange(3.0), jnp.float32(3)))
+"""
+
+
+@pytest.mark.slow
+def test_exported_functions_run_in_another_process(tmp_path):
+    pytest.importorskip("flatbuffers")
+    path = str(tmp_path / "exported")
+    run_python("import sys\n" + EXPORT.replace("\n    ", "\n"), path)
+    done = run_python("import sys\n" + LOAD.replace("\n    ", "\n"), path)
+    assert "no kernel test_xla.scaled" in done.stdout and "[ 0.  3.  6.  9. 12.] [0. 3. 6.]" in done.stdout
+
+
+@pytest.mark.slow
+def test_functions_that_jax_keeps_on_disk_find_the_kernel_of_their_process(tmp_path):
+    code = """
+    import jax, jax.numpy as jnp
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    from test_xla import scaled
+    print(jax.jit(lambda x: scaled(x, jnp.float32(4)) + 1)(jnp.arange(3.0)))
+    """
+    for _ in range(2):
+        assert "[1. 5. 9.]" in run_python(code, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).stdout
+    assert list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_several_devices():
+    run_python(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+        from test_xla import scaled, three
+        mesh, parts = Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d")
+        x = jnp.arange(8.0)
+        mapped = jax.jit(jax.shard_map(lambda x: scaled(x, three), mesh=mesh, in_specs=parts, out_specs=parts))
+        for made in (
+            mapped(x), jax.jit(scaled)(jax.device_put(x, NamedSharding(mesh, parts)), three),
+            jax.pmap(lambda x: scaled(x, three))(x.reshape(4, 2)).reshape(8),
+        ):
+            assert np.array_equal(made, np.arange(8.0) * 3)
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
