@@ -12,6 +12,7 @@ import numpy as np
 from .._abi import ffi
 from ..arguments.discovery import learn
 from ..dispatch import outputs as native
+from ..dispatch.results import NEW
 from ..dispatch.runtime import runtime
 from ..exchange.export import export_of, known
 from ..ground import dtype_registry
@@ -64,7 +65,7 @@ class Outputs:
         if borrowed:
             target = self._target(arguments, returns)
             completed = tuple(
-                as_target(value, target, self._name) if position in borrowed else value
+                as_target(value, target, self._name, NEW) if position in borrowed else value
                 for position, value in enumerate(completed)
             )
         return self.of(completed)

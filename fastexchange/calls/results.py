@@ -17,7 +17,7 @@ from .._abi import ffi
 from ..arguments.discovery import fields_of, learn_type
 from ..dispatch import structs
 from ..dispatch.boxing import box
-from ..dispatch.results import BOXING, SEVERAL, box_result
+from ..dispatch.results import BOXING, NEW, SEVERAL, box_result
 from ..dispatch.runtime import runtime
 from ..exchange.errors import elements_named
 from ..exchange.export import export_of
@@ -47,15 +47,19 @@ def prepare() -> None:
 def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 0):
     """Convert an array that `kernel` has returned. `target`: the type to convert to; None: NumPy's.
 
-    `field`: the elements' dtype field if the kernel got them as integers; else 0. An array of a user's class stays as it is. If
-    the array shows memory without an owner (a global array's, a record's, or at an address), the tensor is a copy. Raises
-    BufferError if the framework has no such tensor.
+    `field`: the elements' dtype field if the kernel got them as integers; NEW for an output, which nobody else has; else 0. An
+    array of a user's class stays as it is. If the array shows memory without an owner (a global array's, a record's, or at an
+    address), the tensor is a copy. Raises BufferError if the framework has no such tensor.
     """
     if type(array) is not np.ndarray:
         return array
     has_owner = array.base is not None or array.flags.owndata
-    if not field and target is not None and has_owner and (made := framework_of_type(target).tensor_of(array)) is not None:
-        return made
+    is_new = field == NEW
+    field = 0 if is_new else field
+    if not field and target is not None and has_owner:
+        made = framework_of_type(target).tensor_of(array, is_new)
+        if made is not None:
+            return made
     what = f"{kernel}(): its result, an array of {dtype_of(array)}"
     key = None
     cls = np.ndarray if target is None else tensor_type(target)

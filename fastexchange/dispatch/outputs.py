@@ -32,7 +32,7 @@ from . import structs
 from .binding import bind_into
 from .frame import drop, give_frame, take_frame
 from .python_calls import call_method
-from .results import as_target
+from .results import NEW, as_target
 from .type_table import find
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
@@ -144,7 +144,7 @@ def become_tensors(context, runtime, args, made):
     for i in range(context.output_count):
         output = args + 8 * (context.parameter_count - context.output_count + i)
         if made >> i & 1 != 0 and Py_TYPE(load(output)) == runtime.ndarray:
-            store(output, as_target(context, runtime, load(output), target, 0))
+            store(output, as_target(context, runtime, load(output), target, NEW))
             if load(output) == 0:
                 return False
     return True

@@ -61,6 +61,7 @@ from .type_table import find
 ARRAY_WORDS = structs.ARRAY_HEAD_WORDS + 2 * MAX_NDIM
 BY_NUMBA = 1  # box_array(): let Numba's own boxing code make an ndarray
 PLAIN_CODES = sum(1 << code for code in (INT, UINT, FLOAT, COMPLEX, BOOL))  # DLPack codes for which Numba has types
+NEW = -1  # in the place of a dtype field: the array is an output, which nobody else has
 ONE, SEVERAL = 1, 2  # of fx_overload.boxes_arrays: the result is an array, or contains arrays
 
 
@@ -278,8 +279,8 @@ def box_array(frame_address, at, ndim, field, is_mutable):
 def as_target(context, runtime, array, target, elements):
     """Convert an ndarray to a tensor of the type `target`, 0 for NumPy's, by ``calls.results.as_target``. Consumes the array.
 
-    `elements`: the dtype field of the elements, if the kernel had their bits; else 0. Returns: a new reference; 0 with an
-    exception set.
+    `elements`: the dtype field of the elements, if the kernel had their bits; NEW for an output; else 0. Returns a new reference;
+    0 with an exception set.
     """
     made = 0
     field = c.PyLong_FromSsize_t(elements)

@@ -28,8 +28,8 @@ class _JAX(Framework):
             return own
         return error
 
-    def tensor_of(self, array):
-        return put(array) if array.nbytes <= MOST_PUT else None
+    def tensor_of(self, array, is_new: bool):
+        return put(array, is_new) if is_new or array.nbytes <= MOST_PUT else None
 
     def sees_calls(self, kernel, values: list) -> bool:
         """See :class:`Framework`. JAX traces functions by values that are no arrays. Arrays are not written to."""

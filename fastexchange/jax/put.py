@@ -13,14 +13,17 @@ from ..ground.passing import reraise_passing
 
 __all__ = ["MOST_PUT", "put"]
 
-MOST_PUT = 1 << 16
-"""The most bytes that :func:`put` is quick for: it copies them. DLPack copies nothing."""
+MOST_PUT = 1 << 21
+"""The most bytes of an array that others have for which a copy, by :func:`put`, is quicker than DLPack."""
 
 
-def put(array: np.ndarray):
-    """An array of JAX on the CPU with a copy of the values of `array`. None: this JAX has no such function."""
+def put(array: np.ndarray, is_new: bool):
+    """An array of JAX on the CPU with the values of `array`. None: this JAX has no such function.
+
+    `is_new`: nobody else has its memory, so JAX need not copy it, if it is aligned as JAX wants it. The array lives as long then.
+    """
     function = _function()
-    return None if function is None else function(array)
+    return None if function is None else function(array, not is_new)
 
 
 @once
@@ -44,12 +47,12 @@ def _find():
     def type_of(shape, dtype):
         return jax.core.ShapedArray(shape, dtype)
 
-    def function(array):
-        is_committed, is_copied = False, True
+    def function(array, is_copied):
+        is_committed = False
         return batched_device_put(type_of(array.shape, array.dtype), sharding, [array], [device], is_committed, is_copied)
 
     for sample in (np.float32(2.5).reshape(()), np.arange(6, dtype=np.int16).reshape(2, 3), np.ones((2, 2), bool)[:, 1]):
-        made, wanted = function(np.asarray(sample)), jax.dlpack.from_dlpack(np.array(sample))
+        made, wanted = function(np.asarray(sample), True), jax.dlpack.from_dlpack(np.array(sample))
         if type(made) is not type(wanted) or made.aval != wanted.aval or not np.array_equal(np.asarray(made), sample):
             return None
     return function

@@ -67,8 +67,11 @@ class Framework:
         """A tensor of the same element type that can be exported, also if `tensor` cannot."""
         return tensor
 
-    def tensor_of(self, array):
-        """A tensor of a result, an array of NumPy, by a function that is quicker than DLPack; None: there is none."""
+    def tensor_of(self, array, is_new: bool):
+        """A tensor of a result, an array of NumPy, by a function that is quicker than DLPack; None: there is none.
+
+        `is_new`: nobody else has the array's memory.
+        """
 
     def shape_of(self, tensor) -> tuple[int, ...]:
         """A tensor's shape, also if it cannot be exported."""
