@@ -127,3 +127,10 @@ if tvm_ffi is not None:
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 each_mutable_framework = pytest.mark.parametrize("framework", [each for each in FRAMEWORKS if each.mutable], ids=str)
 """Those whose tensors a kernel may write to."""
+
+
+def jax_with_64_bits(is_wide: bool = True):
+    """Context manager: whether JAX has numbers of 64 bits. Before version 0.8 it has it elsewhere."""
+    import jax
+
+    return (getattr(jax, "enable_x64", None) or jax.experimental.enable_x64)(is_wide)

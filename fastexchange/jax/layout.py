@@ -3,7 +3,7 @@
 An array of ``jaxlib`` has a pointer to its ``ShapedArray``, the type of its values, which arrays share. In it are pointers to a
 tuple and to NumPy's dtype object. The array's memory is known to two C++ functions only.
 
-Tried with JAX 0.8 to 0.10.
+Tried with JAX 0.6 to 0.12.
 """
 
 import ctypes

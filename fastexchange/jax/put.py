@@ -1,6 +1,6 @@
 """New arrays of JAX by its C++ function behind ``device_put``, without the Python code in front of that.
 
-Tried with JAX 0.8 to 0.10.
+Tried with JAX 0.6 to 0.12.
 """
 
 import functools

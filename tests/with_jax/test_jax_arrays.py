@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from frameworks import torch
+from frameworks import jax_with_64_bits, torch
 from interpreter import run_python
 from numba import njit
 from oracle import is_same, new_kernel
@@ -59,7 +59,7 @@ def test_elements_of_half_precision(dtype):
 
 
 def test_numbers_of_64_bits():
-    with jax.enable_x64(True):
+    with jax_with_64_bits(True):
         array = jnp.arange(3, dtype="int64") + 2**40
     assert [total(array)[0] for _ in range(3)] == [3 * 2**40 + 3] * 3
 
@@ -259,7 +259,7 @@ DEVICES = """
 import jax, numpy as np
 from fastexchange import fast_args
 total = fast_args(lambda x: x.sum())
-parts, whole = (jax.NamedSharding(jax.make_mesh((2,), ("a",)), jax.P(*axes)) for axes in (["a"], []))
+parts, whole = (jax.NamedSharding(jax.make_mesh((2,), ("a",)), jax.sharding.PartitionSpec(*axes)) for axes in (["a"], []))
 for sharding in (parts, whole):
     array = jax.device_put(jax.numpy.arange(8.0), sharding)
     for kernel in (total, fast_args(total.py_func, nogil=True)):

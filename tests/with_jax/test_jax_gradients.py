@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from frameworks import torch
+from frameworks import jax_with_64_bits, torch
 
 from fastexchange import fast_args
 
@@ -63,7 +63,7 @@ def shifted(x, k, y):
 
 @pytest.fixture(autouse=True)
 def wide():
-    with jax.enable_x64(True):
+    with jax_with_64_bits(True):
         yield
 
 

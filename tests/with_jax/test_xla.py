@@ -6,6 +6,7 @@ import threading
 import numba
 import numpy as np
 import pytest
+from frameworks import jax_with_64_bits
 from interpreter import run_python
 
 from fastexchange import fast_args
@@ -52,7 +53,7 @@ def calls_python(function, *arguments) -> bool:
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *WIDE])
 def test_a_compiled_call_is_the_eager_one(dtype):
-    with jax.enable_x64(dtype in WIDE):
+    with jax_with_64_bits(dtype in WIDE):
         for shape in SHAPES:
             x = (jnp.arange(np.prod(shape, dtype=int)).reshape(shape) % 7).astype(dtype)
             want, got = twice(x), jax.jit(twice)(x)
@@ -64,7 +65,7 @@ def test_a_compiled_call_is_the_eager_one(dtype):
 def test_an_output_has_the_dtype_that_is_declared():
     wide = fast_args(out="x[n] -> y[n]: float64")(twice.py_func)
     for is_wide in (True, False):
-        with jax.enable_x64(is_wide):
+        with jax_with_64_bits(is_wide):
             want, got = wide(x8), jax.jit(wide)(x8)
             assert got.dtype == want.dtype and np.array_equal(got, want)
 
@@ -119,7 +120,7 @@ def test_numbers_are_constants(number):
 
 def test_a_float_is_a_float_of_64_bits_for_the_kernel():
     seen = fast_args(out="x[n] -> y[n]: int64")(lambda x, k, y: y.fill(np.int64(k * 2**40)))
-    with jax.enable_x64(True):
+    with jax_with_64_bits(True):
         assert jax.jit(lambda x: seen(x, 0.1))(x8)[0] == int(0.1 * 2**40)
 
 
