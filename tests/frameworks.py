@@ -133,4 +133,4 @@ def jax_with_64_bits(is_wide: bool = True):
     """Context manager: whether JAX has numbers of 64 bits. Before version 0.8 it has it elsewhere."""
     import jax
 
-    return (getattr(jax, "enable_x64", None) or jax.experimental.enable_x64)(is_wide)
+    return (jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64)(is_wide)

@@ -4,7 +4,7 @@ One handler makes the calls of all kernels. A call's *attributes*, constants in 
 which key sequence (``dispatch.structs``), and where each value comes from. They hold no address, so a compiled function may be
 kept on disk, or exported to another process.
 
-Under ``jax.vmap`` buffers have more dimensions in front than the kernel's arrays: the handler calls the kernel for each item.
+Under ``jax.vmap`` buffers have more dimensions in front than the kernel's arrays (``dispatch.batches``).
 
 Source: ``xla/ffi/api/c_api.h``, API 0.1 to 0.3, which jaxlib installs (``jax.ffi.include_dir()``).
 """
@@ -14,29 +14,21 @@ from numba import types
 
 from .._abi import ffi
 from ..dispatch import structs
-from ..dispatch.frame import MEMINFO_REFCOUNT, NRT_MemInfo_alloc, NRT_MemInfo_release
+from ..dispatch.batches import BATCH_WORDS, KEPT, RAISED, RAN, batch_at, run_items, words_needed
 from ..dispatch.inline_cache import look_up
-from ..dispatch.kept import KEEPS_NOTHING
-from ..dispatch.pack import misaligned_bits
 from ..dispatch.python_calls import drop_error, leave_failure, take_error
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
-from ..ground.dlpack import COMPLEX
 from ..ground.native import (
     address_of,
-    bits_of,
-    call_int,
     call_word,
     cstring,
-    external,
-    float_of,
     global_address,
     load,
     native,
     offset_of,
     sizeof,
     stack,
-    store,
     struct_at,
 )
 from ..ground.once import for_ever
@@ -78,14 +70,6 @@ typedef struct {
     void *XLA_FFI_Error_Create;     /* and more functions */
 } XLA_FFI_Api;
 
-typedef struct {
-    size_t struct_size;
-    XLA_FFI_Extension_Base *extension_start;
-    int dtype;
-    void *data;
-    int64_t rank;
-    int64_t *dims;
-} XLA_FFI_Buffer;
 typedef struct { const char *ptr; size_t len; } XLA_FFI_ByteSpan;
 typedef struct { int dtype; void *value; } XLA_FFI_Scalar;
 typedef struct { int dtype; size_t size; void *data; } XLA_FFI_Array;
@@ -128,7 +112,7 @@ typedef struct {
     const XLA_FFI_ByteSpan *kernel; /* its name, for a process that does not know it yet */
     const XLA_FFI_Array *keys;      /* S64: the call's key sequence */
     const XLA_FFI_Array *numbers;   /* S64: the rank of the first result without batches, then the words of constants */
-    const XLA_FFI_Array *sources;   /* S64: for each key, where its value comes from: see `Source` */
+    const XLA_FFI_Array *sources;   /* S64: for each key, where its value comes from */
 } fx_xla_attributes;
 typedef struct { int id, kernel, keys, numbers, sources; } fx_xla_types;
 
@@ -144,20 +128,17 @@ api_at = struct_at("XLA_FFI_Api")
 error_at = struct_at("XLA_FFI_Error_Create_Args")
 extension_at = struct_at("XLA_FFI_Metadata_Extension")
 metadata_at = struct_at("XLA_FFI_Metadata")
-buffer_at = struct_at("XLA_FFI_Buffer")
 array_at = struct_at("XLA_FFI_Array")
 span_at = struct_at("XLA_FFI_ByteSpan")
 scalar_at = struct_at("XLA_FFI_Scalar")
 attributes_at = struct_at("fx_xla_attributes")
 types_at = struct_at("fx_xla_types")
 xla_at = struct_at("fx_xla")
-memcpy = external("memcpy", types.intp, *[types.intp] * 3)
 
 _ENUMS = {text: number for name in ("DataType", "AttrType", "Error_Code") for text, number in
           ffi.typeof(f"XLA_FFI_{name}").relements.items()}  # fmt: skip
 DTYPES = {text.rpartition("_")[2]: number for text, number in _ENUMS.items() if "DataType" in text}
 """By XLA's name of an element type, its number in a buffer."""
-S32, S64, F32, C64 = (DTYPES[name] for name in ("S32", "S64", "F32", "C64"))
 ATTR_ARRAY, ATTR_SCALAR = _ENUMS["XLA_FFI_AttrType_ARRAY"], _ENUMS["XLA_FFI_AttrType_SCALAR"]
 ATTR_STRING = _ENUMS["XLA_FFI_AttrType_STRING"]
 INTERNAL = _ENUMS["XLA_FFI_Error_Code_INTERNAL"]
@@ -165,17 +146,9 @@ FRAME_BYTES, ATTRIBUTES = sizeof("XLA_FFI_CallFrame"), sizeof("fx_xla_attributes
 ERROR_WORDS = sizeof("XLA_FFI_Error_Create_Args") // 8
 ERROR_BYTES = offset_of("XLA_FFI_Error_Create_Args", "errc") + sizeof("XLA_FFI_Error_Code")
 
-# Where a value comes from, in the lowest byte of its source. In the others: the dtype of its buffer; an index of the operands,
-# the results or the numbers; for CHANGED the index of the result.
-NOWHERE, NUMBER, OPERAND, RESULT, CHANGED = range(5)
-DTYPE_AT, INDEX_AT, RESULT_AT = 8, 16, 40
-INDEX_MASK = (1 << RESULT_AT - INDEX_AT) - 1
 MAX_WORDS = 256
 """More words than that are allocated for each call."""
 python_items = python_side("fastexchange.jax.xla_calls")
-
-FITS, DIFFERS, KEEPS = 0, 1, 2
-
 
 # ---- errors --------------------------------------------------------------------------------------------------------------
 
@@ -269,153 +242,6 @@ def learn_kernel(frame, attributes_address):
     return made
 
 
-# ---- values --------------------------------------------------------------------------------------------------------------
-
-
-@native
-def number_at(address):
-    """The number at an address, in the low bytes of a word. Reads no byte of another word: there may be none."""
-    return load(address & -8) >> 8 * (address & 7)
-
-
-@native
-def store_number(word, key, address, dtype):
-    """Store the words of a scalar, and convert it if the kernel has Python's number for it: 64 bits of the same kind."""
-    size = key >> structs.DTYPE_SHIFT + 11 & 0xFF
-    is_complex = key >> structs.DTYPE_SHIFT & 0xFF == COMPLEX
-    value = number_at(address)
-    if is_complex and dtype == C64:
-        first, second = value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF
-        if size == 16:
-            first, second = bits_of(types.float64(float_of(first, 32))), bits_of(types.float64(float_of(second, 32)))
-        store(word, first)
-        store(word + 8, second)
-    elif is_complex:
-        store(word, value)
-        store(word + 8, load(address + 8))
-    elif dtype == F32 and size == 8:
-        store(word, bits_of(types.float64(float_of(value, 32))))
-    elif dtype == S32 and size == 8:
-        store(word, types.intp(types.int32(value)))
-    else:
-        store(word, value if size == 8 else value & (1 << 8 * size) - 1)
-
-
-@native
-def buffer_of(frame, source):
-    """The buffer of a value, which the kernel reads or writes."""
-    kind, index = source & 0xFF, source >> INDEX_AT & INDEX_MASK
-    if kind == OPERAND:
-        return load(frame.args.args + 8 * index)
-    return load(frame.rets.rets + 8 * (index if kind == RESULT else source >> RESULT_AT))
-
-
-@native
-def item_of(buffer, first, ranks, item):
-    """The number of the item of a batch in a buffer, which may have fewer of them. `first`: the first result's buffer."""
-    found = 0
-    step = 1
-    for j in range(ranks):
-        d = ranks - 1 - j
-        whole = load(first.dims + 8 * d)
-        own = load(buffer.dims + 8 * d)
-        if own != 1:
-            found += item % whole * step
-        item //= whole
-        step *= own
-    return found
-
-
-@native
-def write_words(frame, attributes, ranks, item, words, keeps):
-    """Write the words of a call for one item of a batch, whose dimensions are the first `ranks`. Returns whether they fit.
-
-    `keeps`: the kernel may keep arrays, so they get memory blocks of their own.
-    """
-    count = types.intp(array_at(attributes.keys).size)
-    keys, sources = array_at(attributes.keys).data, array_at(attributes.sources).data
-    numbers = array_at(attributes.numbers).data
-    first = buffer_at(load(frame.rets.rets))
-    outcome = FITS
-    for i in range(count):
-        key, source = load(keys + 8 * i), load(sources + 8 * i)
-        size = structs.words_of(key)
-        if source & 0xFF == NUMBER:
-            for j in range(size):
-                store(words + 8 * j, load(numbers + 8 * (source >> INDEX_AT) + 8 * j))
-        elif source & 0xFF != NOWHERE:
-            buffer = buffer_at(buffer_of(frame, source))
-            ndim = key >> structs.NDIM_SHIFT & 0xFF if structs.is_array(key) else 0
-            field = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-            if buffer.rank != ndim + ranks or types.intp(buffer.dtype) != source >> DTYPE_AT & 0xFF:
-                return DIFFERS
-            at = item_of(buffer, first, ranks, item)
-            if structs.is_array(key):
-                elements = 1
-                for j in range(ndim):
-                    d = ndim - 1 - j
-                    extent = load(buffer.dims + 8 * (ranks + d))
-                    store(words + 8 * (structs.ARRAY_HEAD_WORDS + d), extent)
-                    store(words + 8 * (structs.ARRAY_HEAD_WORDS + ndim + d), elements * (field >> 11))
-                    elements *= extent
-                data = buffer.data + at * elements * (field >> 11)
-                if data & misaligned_bits(field) != 0 and elements != 0:
-                    return DIFFERS
-                store(words, NRT_MemInfo_alloc(0) if keeps else 0)
-                store(words + 8, 0)
-                store(words + 16, elements)
-                store(words + 24, field >> 11)
-                store(words + 32, data)
-            else:
-                store_number(words, key, buffer.data + at * size_in_buffer(key, buffer), types.intp(buffer.dtype))
-        words += 8 * size
-    return outcome
-
-
-@native
-def size_in_buffer(key, buffer):
-    """The bytes of one scalar in its buffer, which may have half of those that the kernel gets."""
-    dtype = types.intp(buffer.dtype)
-    if dtype in (F32, S32):
-        return 4
-    return 8 if dtype == C64 else key >> structs.DTYPE_SHIFT + 11 & 0xFF
-
-
-@native
-def release_blocks(attributes, words):
-    """Release the memory blocks of the arrays of a call. Returns whether the kernel has kept one."""
-    keys = array_at(attributes.keys)
-    kept = False
-    for i in range(types.intp(keys.size)):
-        key = load(keys.data + 8 * i)
-        if structs.is_array(key):
-            kept = kept or load(load(words) + MEMINFO_REFCOUNT) != 1
-            NRT_MemInfo_release(load(words))
-        words += 8 * structs.words_of(key)
-    return kept
-
-
-@native
-def copy_changed(frame, attributes):
-    """Copy each operand that the kernel changes to the result that it is, unless XLA has given both the same memory."""
-    sources = array_at(attributes.sources)
-    for i in range(types.intp(sources.size)):
-        source = load(sources.data + 8 * i)
-        if source & 0xFF == CHANGED:
-            result = buffer_at(buffer_of(frame, source))
-            operand = buffer_at(load(frame.args.args + 8 * (source >> INDEX_AT & INDEX_MASK)))
-            if operand.data != result.data:
-                size = load(array_at(attributes.keys).data + 8 * i) >> structs.DTYPE_SHIFT + 11 & 0xFF
-                if operand.rank != result.rank:
-                    return False
-                for d in range(result.rank):
-                    if load(operand.dims + 8 * d) != load(result.dims + 8 * d):
-                        return False
-                    size *= load(result.dims + 8 * d)
-                memcpy(result.data, operand.data, size)
-    return True
-
-
 # ---- the handler ---------------------------------------------------------------------------------------------------------
 
 
@@ -427,33 +253,6 @@ def are_as_written(attributes):
     given = types_at(attributes.types)
     are_arrays = given.keys == ATTR_ARRAY and given.numbers == ATTR_ARRAY and given.sources == ATTR_ARRAY
     return given.id == ATTR_SCALAR and given.kernel == ATTR_STRING and are_arrays
-
-
-@native
-def call_kernel(frame_address, attributes, context, overload, words):
-    """Call the kernel, for each item of a batch. Returns 0, or an error of XLA's."""
-    frame = frame_at(frame_address)
-    first = buffer_at(load(frame.rets.rets))
-    ranks = first.rank - load(array_at(attributes.numbers).data)
-    items = 1
-    for d in range(ranks):
-        items *= load(first.dims + 8 * d)
-    keeps = overload.keeps != KEEPS_NOTHING
-    result, excinfo = stack(2), stack(1)
-    if ranks < 0 or not copy_changed(frame, attributes):
-        return failed(frame, cstring("fastexchange: the buffers of a call are not as they were when it was traced"))
-    for item in range(items):
-        if write_words(frame, attributes, ranks, item, words, keeps) != FITS:
-            return failed(frame, cstring("fastexchange: the buffers of a call are not as they were when it was traced"))
-        store(excinfo, 0)
-        code = call_int(overload.trampoline, (overload.kernel, result, excinfo, words))
-        is_kept = keeps and release_blocks(attributes, words)
-        if code != 0 and code != -2:  # RETCODE_OK, RETCODE_NONE
-            fail = xla_at(global_address("fastexchange_xla")).fail_by_exception
-            return call_word(fail, (frame_address, context, code, load(excinfo)))
-        if is_kept:
-            return failed(frame, cstring("a kernel has kept an array, whose memory XLA frees: keep a copy of it"))
-    return 0
 
 
 @cfunction(types.intp, types.intp)
@@ -475,19 +274,27 @@ def call_by_xla(frame_address):
         context, at = find_overload(attributes)
     if at == 0:
         return failed(frame, cstring("fastexchange: native code cannot call the kernel with these types"))
-    keys = array_at(attributes.keys)
-    needed = 0
-    for i in range(types.intp(keys.size)):
-        needed += structs.words_of(load(keys.data + 8 * i))
-    words = stack(MAX_WORDS)
+    batch = batch_at(stack(BATCH_WORDS))
+    batch.operands, batch.results = frame.args.args, frame.rets.rets
+    batch.key_count, batch.keys = types.intp(array_at(attributes.keys).size), array_at(attributes.keys).data
+    batch.sources, batch.numbers = array_at(attributes.sources).data, array_at(attributes.numbers).data
+    needed = words_needed(batch.keys, batch.key_count)
+    words, excinfo = stack(MAX_WORDS), stack(1)
     if needed > MAX_WORDS:
         words = c.PyMem_RawMalloc(8 * needed)
         if words == 0:
             return failed(frame, cstring("out of memory"))
-    made = call_kernel(frame_address, attributes, context, structs.overload_at(at), words)
+    outcome, code = run_items(batch, structs.overload_at(at), words, excinfo)
     if needed > MAX_WORDS:
         c.PyMem_RawFree(words)
-    return made
+    if outcome == RAN:
+        return 0
+    if outcome == RAISED:
+        fail = xla_at(global_address("fastexchange_xla")).fail_by_exception
+        return call_word(fail, (frame_address, context, code, load(excinfo)))
+    if outcome == KEPT:
+        return failed(frame, cstring("a kernel has kept an array, whose memory XLA frees: keep a copy of it"))
+    return failed(frame, cstring("fastexchange: the buffers of a call are not as they were when it was traced"))
 
 
 # ---- in Python -------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ..calls.fallback import call_numba
 from ..calls.options import declaring
 from ..calls.precompile import compiled_natively
 from ..calls.resolve import Report
-from ..dispatch import structs
+from ..dispatch import batches, structs
 from ..ground import dtype_registry
 from ..ground.dlpack_types import DLDataType
 from ..ground.dtypes import field_to_dtype
@@ -94,7 +94,7 @@ class Traced:
         for position, result in enumerate(self.results[: len(bound) - first], first):
             if bound[position] is not None and bound[position] is not OMITTED:
                 raise TypeError(f"{self.argument(position)} is an output: JAX's arrays are immutable, leave it out")
-            self._sources.append((xla.RESULT, _xla_dtype(result.dtype, self.argument(position))))
+            self._sources.append((batches.RESULT, _xla_dtype(result.dtype, self.argument(position))))
             samples.append(_sample_array(result.dtype, len(result.shape), is_writeable=True))
         self._samples = tuple(samples)
 
@@ -109,7 +109,7 @@ class Traced:
         import jax
 
         if isinstance(value, tuple):
-            self._sources.append((xla.NOWHERE, None))
+            self._sources.append((batches.NOWHERE, None))
             items = [self._read(each, position, (*path, i)) for i, each in enumerate(value)]
             return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
         if isinstance(value, list):
@@ -120,9 +120,9 @@ class Traced:
             self.places.append((position, path))
             return self._read_array(value, position)
         if value is None or value is OMITTED:
-            self._sources.append((xla.NOWHERE, None))
+            self._sources.append((batches.NOWHERE, None))
         elif type(value) in _PYTHONS or isinstance(value, np.generic):
-            self._sources.append((xla.NUMBER, value))
+            self._sources.append((batches.NUMBER, value))
         elif hasattr(value, "__dlpack__"):
             kind = type_name(type(value))
             raise TypeError(f"{self.argument(position)} is a {kind}, and JAX traces this call: pass an array of JAX or NumPy")
@@ -140,9 +140,9 @@ class Traced:
         number = _xla_dtype(dtype, where)
         if name in self._changed:
             self._changes.append(len(self.operands) - 1)
-            self._sources.append((xla.CHANGED, number))
+            self._sources.append((batches.CHANGED, number))
         else:
-            self._sources.append((xla.OPERAND, number))
+            self._sources.append((batches.OPERAND, number))
         is_array = value.shape != () or name in self._declared or name in self._changed or isinstance(value, np.ndarray)
         self._are_numbers.append(not is_array)
         if is_array:
@@ -241,17 +241,18 @@ class Traced:
         sources, operands, results, changed = [], 0, 0, outputs
         for key, (kind, what) in zip(self._keys, self._sources, strict=True):
             source = kind
-            if kind == xla.NUMBER:
-                source |= len(numbers) << xla.INDEX_AT
+            if kind == batches.NUMBER:
+                source |= len(numbers) << batches.INDEX_AT
                 numbers += _words_of(what, key)
-            elif kind == xla.RESULT:
-                source |= what << xla.DTYPE_AT | results << xla.INDEX_AT
+            elif kind == batches.RESULT:
+                source |= what << batches.DTYPE_AT | results << batches.INDEX_AT
                 results += 1
-            elif kind != xla.NOWHERE:
-                source |= what << xla.DTYPE_AT | operands << xla.INDEX_AT
+            elif kind != batches.NOWHERE:
+                size = np.dtype(self.operands[operands].dtype).itemsize
+                source |= what << batches.DTYPE_AT | operands << batches.INDEX_AT | size << batches.SIZE_AT
                 operands += 1
-                if kind == xla.CHANGED:
-                    source |= changed << xla.RESULT_AT
+                if kind == batches.CHANGED:
+                    source |= changed << batches.RESULT_AT
                     changed += 1
             sources.append(source)
         name = name_of(self.kernel)
