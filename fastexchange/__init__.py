@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .ground.dlpack_types import DLDataType, DLDevice, DLPackVersion
     from .ground.dtype_registry import register_dlpack_dtype
     from .half import bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, float16
-    from .jax.xla_calls import register_xla_target
+    from .jax.xla_target import register_xla_target
     from .measuring.overhead import measure
     from .measuring.report import OverheadReport
     from .torch.operator import TorchOp
@@ -54,7 +54,7 @@ _ROOMS = {
     "ground.dlpack_types": ("DLDataType", "DLDevice", "DLPackVersion"),
     "ground.dtype_registry": ("register_dlpack_dtype",),
     "half": ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float16"),
-    "jax.xla_calls": ("register_xla_target",),
+    "jax.xla_target": ("register_xla_target",),
     "measuring.overhead": ("measure",),
     "measuring.report": ("OverheadReport",),
 }

@@ -37,7 +37,7 @@ from ..ground.numba_internals import (
     registered_for,
 )
 
-__all__ = ["NotDescribable", "dependencies", "has_current_code", "meaning_of", "note_loaded"]
+__all__ = ["NotDescribable", "closure_of", "dependencies", "has_current_code", "meaning_of", "note_loaded"]
 
 
 class NotDescribable(Exception):
@@ -231,6 +231,19 @@ class _Describer:
             if not (_is_known(value) and _is_method_of_known(inner)):
                 raise
             return *_named(value), attributes[0], *_named(type(inner))
+
+
+def closure_of(function, describer: type = _Describer) -> list:
+    """Describe the values that tell a function from others of the same name. Functions are described by their names."""
+    described: list = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(NotDescribable, ValueError):  # nothing yet
+            value = getattr(cell.cell_contents, "py_func", cell.cell_contents)
+            if isinstance(value, python_types.FunctionType):
+                described.append((value.__module__, value.__qualname__))
+            else:
+                described.append(describer().describe(value, function.__qualname__))
+    return described
 
 
 def _is_own(value: Any) -> bool:

@@ -96,5 +96,6 @@ def interpreted(func, kernel_options, parameters, outputs):
     of_call._pattern, of_call._device_kernel, of_call._vectorcall = outputs and outputs.pattern, None, 0
     of_call.mutates, of_call.returns, of_call.allows_grad = kernel_options.mutates, kernel_options.returns, kernel.allows_grad
     of_call.backward, of_call.storage, of_call._is_numbas = kernel_options.backward, kernel_options.storage, False
+    of_call._call_differentiated = None
     of_call._native, of_call._is_interpreted = kernel._native, True
     return call

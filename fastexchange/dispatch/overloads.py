@@ -136,6 +136,10 @@ class KernelContext:
         """Whether native code can make calls with these keys."""
         return keys in self._overloads and bool(self._overloads[keys].code.trampoline)
 
+    def overload_of(self, keys: tuple[int, ...]):
+        """The ``fx_overload *`` for calls with these keys, which are filed."""
+        return self._overloads[keys].overload
+
     def types_taken_by(self, keys: tuple[int, ...]) -> tuple:
         """The Numba types of the parameters of the code that is filed for these keys."""
         return self._overloads[keys].code.taken

@@ -6,20 +6,24 @@ from typing import Any
 import numpy as np
 
 from ..calls.backward import GRAD, steps_of
+from .mesh_axes import as_varying
 
 __all__ = ["differentiable"]
 
 
-def differentiable(function: Callable, traced) -> Callable:
-    """``function(*operands)``, a call of a kernel that JAX traces, as JAX differentiates it. `traced`: the call."""
+def differentiable(function: Callable, traced, axes: frozenset) -> Callable:
+    """``function(*operands)``, a call of a kernel that JAX traces, as JAX differentiates it.
+
+    `traced`: the call. `axes`: of a mesh, by which all operands differ between devices.
+    """
     if traced.kernel.backward is None:
         return _refusing(function, traced)
     import jax
 
     def forward(*operands):
-        values = [each.value for each in operands]
+        values = [each.value for each in operands] if is_partial else operands
         for given, (position, _) in zip(operands, places, strict=True):
-            if given.perturbed and position not in gives:
+            if is_partial and given.perturbed and position not in gives:
                 raise TypeError(
                     f"{traced.argument(position)} is differentiated, and no step of the kernel's backward= gives "
                     f"{GRAD + names[position]!r}; if no gradient belongs to it, pass jax.lax.stop_gradient() of it"
@@ -29,28 +33,34 @@ def differentiable(function: Callable, traced) -> Callable:
 
     def backward(kept, given):
         operands, made = kept
-        gradients = [_as_gradient(each) for each in given]
+        gradients = [_as_gradient(each, result) for each, result in zip(given, traced.results, strict=True)]
         bound = traced.with_operands(operands)
         known: dict[str, Any] = dict(zip((GRAD + name for name in outputs), gradients, strict=True))
         known |= dict(zip(outputs, made or [None] * len(outputs), strict=True))
         known |= zip(names, bound, strict=False)  # an argument may have the name of a gradient: it is first
         found: list[Any] = [None] * len(names)
         for step in steps:
-            made = step.gradients(step.call(*[known[name] for name in step.needs]))
+            call = getattr(step.call, "kernel", step.call)  # of an operator of PyTorch
+            made = step.gradients(call(*[known[name] for name in step.needs]))
             for position, gradient in zip(step.gives, made, strict=True):
                 found[position] = gradient
-        return tuple(_gradient_of(aval, found[position], path) for aval, (position, path) in zip(avals, places, strict=True))
+        pairs = zip(traced.operands, places, strict=True)
+        return tuple(_gradient_of(each, found[position], path, axes) for each, (position, path) in pairs)
 
     outputs = [each.name for each in traced.kernel._pattern.outputs]
     names = traced.kernel._parameters.names[: -len(outputs)]
     steps = steps_of(traced.kernel.backward, names, outputs, traced.name)
     gives = {position for step in steps for position in step.gives}
     places = traced.places
+    # Only where some gradient is missing: not all of JAX takes functions that ask whether an operand is differentiated.
+    is_partial = any(
+        position not in gives and jax.numpy.issubdtype(each.dtype, jax.numpy.inexact)
+        for each, (position, _) in zip(traced.operands, places, strict=True)
+    )
     needed = {at for at, (position, _) in enumerate(places) if any(names[position] in step.needs for step in steps)}
     keeps_outputs = any(name in step.needs for step in steps for name in outputs)
-    avals = [jax.ShapeDtypeStruct(each.shape, jax.dtypes.canonicalize_dtype(each.dtype)) for each in traced.operands]
     run = jax.custom_vjp(lambda *operands: tuple(function(*operands)))
-    run.defvjp(forward, backward, symbolic_zeros=True)
+    run.defvjp(forward, backward, symbolic_zeros=is_partial)
     return run
 
 
@@ -72,24 +82,24 @@ def _refusing(function: Callable, traced) -> Callable:
     return run
 
 
-def _as_gradient(given):
-    """The gradient of an output, as a step gets it."""
+def _as_gradient(given, result):
+    """The gradient of an output of this shape and dtype, as a step gets it: of an integer, 0."""
     import jax
 
-    if isinstance(given, jax.custom_derivatives.SymbolicZero):
-        given = jax.numpy.zeros(given.shape, given.dtype)
+    if isinstance(given, jax.custom_derivatives.SymbolicZero) or given.dtype == jax.dtypes.float0:
+        given = jax.numpy.zeros(result.shape, result.dtype)
     return given.conj() if jax.numpy.iscomplexobj(given) else given
 
 
-def _gradient_of(aval, found, path: tuple):
+def _gradient_of(operand, found, path: tuple, axes: frozenset):
     """The gradient of an operand, as JAX gets it: what a step has returned for the argument in which the operand is at `path`."""
     import jax
 
-    if not jax.numpy.issubdtype(aval.dtype, jax.numpy.inexact):
-        return np.zeros(aval.shape, jax.dtypes.float0)
+    if not jax.numpy.issubdtype(operand.dtype, jax.numpy.inexact):
+        return np.zeros(operand.shape, jax.dtypes.float0)
     for index in path:
         found = None if found is None else found[index]
     if found is None:
-        return jax.numpy.zeros(aval.shape, aval.dtype)
-    found = jax.numpy.asarray(found, aval.dtype)
+        return as_varying(jax.numpy.zeros(operand.shape, operand.dtype), axes)
+    found = as_varying(jax.numpy.asarray(found, operand.dtype), axes)
     return found.conj() if jax.numpy.iscomplexobj(found) else found

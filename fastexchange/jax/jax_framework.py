@@ -40,17 +40,18 @@ class _JAX(Framework):
 
     def call(self, kernel, bound: tuple):
         """See :class:`Framework`. Raises BufferError for an array that a kernel would write to in a call that is not traced."""
-        from .xla_calls import Traced, check_changed, is_traced
+        from .xla_calls import Traced, check_changed, is_functional, is_traced
 
         if kernel._is_numbas:
             return NotImplemented
-        if not is_traced(bound):
+        if not is_traced(bound) and not is_functional():
             check_changed(kernel, bound)
             return NotImplemented
         return Traced(kernel, bound).make()
 
     def called(self, kernel, bound: tuple) -> str:
-        from .xla_calls import TARGET, Traced, is_traced
+        from .xla_calls import Traced, is_traced
+        from .xla_target import TARGET
 
         if kernel._is_numbas or not is_traced(bound):
             return ""

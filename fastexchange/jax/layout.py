@@ -59,7 +59,13 @@ def _word(address: int) -> int:
 def _find() -> "Layout | str":
     import jax
 
-    device = jax.local_devices(backend="cpu")[0]
+    with jax.ensure_compile_time_eval():  # the first kernel may be called while JAX traces a function
+        return _find_on(jax.local_devices(backend="cpu")[0])
+
+
+def _find_on(device) -> "Layout | str":
+    import jax
+
     given = [np.float32(1.5), np.arange(3.0, dtype=np.float32), np.zeros((0, 3), np.int32), np.ones((2, 3, 4), np.uint8)]
     arrays = [jax.device_put(each, device) for each in (*given, given[1] > 0, given[1] + np.complex64(1j))]
     types = {type(array.aval) for array in arrays}

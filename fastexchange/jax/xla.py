@@ -14,7 +14,7 @@ from numba import types
 
 from .._abi import ffi
 from ..dispatch import structs
-from ..dispatch.batches import BATCH_WORDS, KEPT, RAISED, RAN, batch_at, run_items, words_needed
+from ..dispatch.batches import BATCH_WORDS, NO_MEMORY, RAISED, RAN, batch_at, run_items, words_needed
 from ..dispatch.inline_cache import look_up
 from ..dispatch.python_calls import drop_error, leave_failure, take_error
 from ..ground import cpython as c
@@ -29,6 +29,7 @@ from ..ground.native import (
     offset_of,
     sizeof,
     stack,
+    store,
     struct_at,
 )
 from ..ground.once import for_ever
@@ -46,6 +47,7 @@ typedef enum {
 } XLA_FFI_DataType;
 typedef enum { XLA_FFI_AttrType_ARRAY = 1, XLA_FFI_AttrType_SCALAR = 3, XLA_FFI_AttrType_STRING = 4 } XLA_FFI_AttrType;
 typedef enum { XLA_FFI_Error_Code_INTERNAL = 13 } XLA_FFI_Error_Code;
+typedef enum { XLA_FFI_Extension_Metadata = 1 } XLA_FFI_Extension_Type;
 
 typedef struct { size_t struct_size; int type; void *next; } XLA_FFI_Extension_Base;
 typedef struct {
@@ -135,20 +137,21 @@ attributes_at = struct_at("fx_xla_attributes")
 types_at = struct_at("fx_xla_types")
 xla_at = struct_at("fx_xla")
 
-_ENUMS = {text: number for name in ("DataType", "AttrType", "Error_Code") for text, number in
+_ENUMS = {text: number for name in ("DataType", "AttrType", "Error_Code", "Extension_Type") for text, number in
           ffi.typeof(f"XLA_FFI_{name}").relements.items()}  # fmt: skip
 DTYPES = {text.rpartition("_")[2]: number for text, number in _ENUMS.items() if "DataType" in text}
 """By XLA's name of an element type, its number in a buffer."""
 ATTR_ARRAY, ATTR_SCALAR = _ENUMS["XLA_FFI_AttrType_ARRAY"], _ENUMS["XLA_FFI_AttrType_SCALAR"]
 ATTR_STRING = _ENUMS["XLA_FFI_AttrType_STRING"]
 INTERNAL = _ENUMS["XLA_FFI_Error_Code_INTERNAL"]
+METADATA = _ENUMS["XLA_FFI_Extension_Metadata"]
 FRAME_BYTES, ATTRIBUTES = sizeof("XLA_FFI_CallFrame"), sizeof("fx_xla_attributes") // 8
 ERROR_WORDS = sizeof("XLA_FFI_Error_Create_Args") // 8
 ERROR_BYTES = offset_of("XLA_FFI_Error_Create_Args", "errc") + sizeof("XLA_FFI_Error_Code")
 
 MAX_WORDS = 256
 """More words than that are allocated for each call."""
-python_items = python_side("fastexchange.jax.xla_calls")
+python_items = python_side("fastexchange.jax.xla_target")
 
 # ---- errors --------------------------------------------------------------------------------------------------------------
 
@@ -215,16 +218,19 @@ def find_kernel(number):
 
 @native
 def find_overload(attributes):
-    """The ``fx_context`` and the ``fx_overload`` that a call names; the latter is 0 if native code knows none."""
+    """The ``fx_context`` and the ``fx_overload`` that a call names; the latter is 0 if none is known."""
     keys = array_at(attributes.keys)
     context = find_kernel(load(scalar_at(attributes.id).value))
     at = look_up(structs.context_at(context), keys.data, types.intp(keys.size)) if context != 0 else 0
     return context, at if at != 0 and structs.overload_at(at).trampoline != 0 else 0
 
 
-@cfunction(types.intp, types.intp, types.intp)
-def learn_kernel(frame, attributes_address):
-    """Let Python find the kernel that a call names, and compile it. Returns 0, or an error of XLA's. GIL: taken."""
+@cfunction(types.intp, types.intp, types.intp, types.intp)
+def learn_kernel(frame, attributes_address, out):
+    """Let Python find the kernel that a call names, and compile it. Returns 0, or an error of XLA's. GIL: taken.
+
+    `out`: gets the address of its ``fx_overload``, which is right also if another thread recompiles the kernel meanwhile.
+    """
     if not is_python_there():
         return failed(frame_at(frame), cstring("a kernel is not known yet, and Python has ended"))
     state = c.PyGILState_Ensure()
@@ -235,6 +241,7 @@ def learn_kernel(frame, attributes_address):
     if result == 0:
         made = failed_with_exception(frame_at(frame))
     else:
+        store(out, c.PyLong_AsSsize_t(result))
         c.Py_DecRef(result)
     if number != 0:
         c.Py_DecRef(number)
@@ -259,8 +266,9 @@ def are_as_written(attributes):
 def call_by_xla(frame_address):
     """``XLA_FFI_Error *(*XLA_FFI_Handler)(XLA_FFI_CallFrame *)``. GIL: not needed; any thread."""
     frame = frame_at(frame_address)
-    if frame.extension_start != 0:  # a query of what the handler is: XLA compares the version with its own
-        metadata = metadata_at(extension_at(frame.extension_start).metadata)
+    extension = extension_at(frame.extension_start)
+    if frame.extension_start != 0 and extension.extension_base.type == METADATA:
+        metadata = metadata_at(extension.metadata)  # XLA compares the version with its own
         metadata.api_version.major_version, metadata.api_version.minor_version = 0, 1
         return 0
     if frame.struct_size < FRAME_BYTES or not are_as_written(frame.attrs) or frame.rets.size == 0:
@@ -268,12 +276,11 @@ def call_by_xla(frame_address):
     attributes = attributes_at(frame.attrs.attrs)
     context, at = find_overload(attributes)
     if at == 0:
-        error = call_word(xla_at(global_address("fastexchange_xla")).learn_kernel, (frame_address, frame.attrs.attrs))
+        learnt = stack(1)
+        error = call_word(xla_at(global_address("fastexchange_xla")).learn_kernel, (frame_address, frame.attrs.attrs, learnt))
         if error != 0:
             return error
-        context, at = find_overload(attributes)
-    if at == 0:
-        return failed(frame, cstring("fastexchange: native code cannot call the kernel with these types"))
+        context, at = find_kernel(load(scalar_at(attributes.id).value)), load(learnt)
     batch = batch_at(stack(BATCH_WORDS))
     batch.operands, batch.results = frame.args.args, frame.rets.rets
     batch.key_count, batch.keys = types.intp(array_at(attributes.keys).size), array_at(attributes.keys).data
@@ -292,8 +299,8 @@ def call_by_xla(frame_address):
     if outcome == RAISED:
         fail = xla_at(global_address("fastexchange_xla")).fail_by_exception
         return call_word(fail, (frame_address, context, code, load(excinfo)))
-    if outcome == KEPT:
-        return failed(frame, cstring("a kernel has kept an array, whose memory XLA frees: keep a copy of it"))
+    if outcome == NO_MEMORY:
+        return failed(frame, cstring("out of memory"))
     return failed(frame, cstring("fastexchange: the buffers of a call are not as they were when it was traced"))
 
 
@@ -310,17 +317,26 @@ def know_kernel(number: int, context: int) -> None:
     Holds: a lock of the caller's.
     """
     _contexts[number] = context
+    if _state.kernels and 2 * len(_contexts) <= ffi.cast("int64_t *", _state.kernels)[0]:
+        _add(ffi.cast("int64_t *", _state.kernels), number, context)
+        return
     mask = 7
-    while mask < 2 * len(_contexts):
+    while mask < 4 * len(_contexts):
         mask = 2 * mask + 1
-    table = for_ever(ffi.new("int64_t[]", 2 * (mask + 2)))  # a new one: handlers read the old one meanwhile
+    table = for_ever(ffi.new("int64_t[]", 2 * (mask + 2)))  # a larger one: handlers read the old one meanwhile
     table[0] = mask
     for known, address in _contexts.items():
-        i = known & mask
-        while table[2 * i + 3]:
-            i = i + 1 & mask
-        table[2 * i + 2], table[2 * i + 3] = known, address
+        _add(table, known, address)
     _state.kernels = address_of(table)
+
+
+def _add(table, number: int, context: int) -> None:
+    """Add a kernel to a table, which handlers may be reading."""
+    i = number & table[0]
+    while table[2 * i + 3]:
+        i = i + 1 & table[0]
+    table[2 * i + 2] = number
+    table[2 * i + 3] = context  # last: with it the place is taken
 
 
 def handler() -> int:

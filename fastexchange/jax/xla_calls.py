@@ -5,42 +5,30 @@ argument that it writes to.
 """
 
 import functools
-import hashlib
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numba
 import numpy as np
 
-from .._abi import ffi
-from ..arguments.decoding import field_of
-from ..calls.fallback import call_numba
-from ..calls.options import declaring
-from ..calls.precompile import compiled_natively
-from ..calls.resolve import Report
+from ..calls.precompile import precompile
 from ..dispatch import batches, structs
 from ..ground import dtype_registry
 from ..ground.dlpack_types import DLDataType
-from ..ground.dtypes import field_to_dtype
-from ..ground.numba_code import RUNS_THREADS, runs_python
-from ..ground.numba_internals import compiles_as_numba, is_object_mode, overloads_of
+from ..ground.numba_internals import compiles_as_numba, is_object_mode
 from ..ground.omitted import OMITTED
-from ..ground.once import for_ever, forkable_lock, once
 from ..ground.parameters import flatten
-from ..ground.passing import reraise_passing
-from ..ground.pythonapi import PyCapsule_New
 from ..ground.safe_repr import type_name
 from ..ground.shape_notation import extents_of, shape_of
 from . import xla
 from .gradients import differentiable
+from .mesh_axes import as_varying, axes_of, with_axes_of
+from .xla_target import TARGET, compiled_for, id_of, name_of, sample_array, why_no_handler
 
-__all__ = ["PYTHON_SIDE", "TARGET", "Traced", "name_of", "register_xla_target"]
+__all__ = ["Traced", "check_changed", "is_functional", "is_traced"]
 
-TARGET = "fastexchange"
-"""The name of the handler for XLA."""
 _PYTHONS = bool, int, float, complex
-_lock = forkable_lock()
+_WEAK = "bool", "int32", "int64", "float32", "float64", "complex64", "complex128"
+"""The dtypes of traced values that Python's numbers become: a kernel gets these as Python's."""
 
 
 def is_traced(values) -> bool:
@@ -49,6 +37,13 @@ def is_traced(values) -> bool:
 
     leaves = (each for position, value in enumerate(values) for _, each in flatten(position, value))
     return any(isinstance(each, jax.core.Tracer) for each in leaves)
+
+
+def is_functional() -> bool:
+    """Whether JAX compiles a function, or runs one without that (``jax.disable_jit``): calls return what they write to."""
+    import jax
+
+    return getattr(jax.config, "jax_disable_jit", False) or isinstance(jax.numpy.zeros(()), jax.core.Tracer)
 
 
 def check_changed(kernel, bound: tuple) -> None:
@@ -64,6 +59,13 @@ def check_changed(kernel, bound: tuple) -> None:
             )
 
 
+class _Operand:
+    """Stands for an array among the arguments. JAX keeps what knows of a call as long as the function that it has compiled."""
+
+    def __init__(self, shape: tuple, dtype):
+        self.shape, self.dtype = shape, dtype
+
+
 class Traced:
     """A call with values by which JAX traces. `bound`: its arguments, in parameter order.
 
@@ -71,31 +73,35 @@ class Traced:
     """
 
     def __init__(self, kernel, bound: tuple):
-        self.kernel, self.bound, self.name = kernel, bound, kernel.__qualname__
+        self.kernel, self.name = kernel, kernel.__qualname__
         self._pattern = kernel._pattern
         self._changed = kernel.mutates or ()
         if self._pattern is None and not self._changed:
             raise TypeError(_undeclared(kernel, bound))
         self._declared = [each.name for each in self._pattern.inputs] if self._pattern is not None else []
-        self.operands: list[Any] = []
+        self._given: list[Any] = []
+        self.operands: list[_Operand] = []
         """The arrays among the arguments, and among their items."""
         self.places: list[tuple[int, tuple[int, ...]]] = []
         """For each operand, the position of its argument, and the indices by which it is found in that."""
         self._sources: list[tuple[int, Any]] = []
         self._changes: list[int] = []
         """The operands that the kernel writes to."""
-        self._are_numbers: list[bool] = []
-        """For each operand, whether the kernel gets a number."""
+        self._numbers: list[Callable] = []
+        """For each operand, what makes of an array of NumPy what Python passes to the kernel."""
         self.is_native = True
         """Whether XLA's handler can have all values."""
         first = len(bound) - len(self._pattern.outputs) if self._pattern is not None else len(bound)
-        samples = [self._read(value, position) for position, value in enumerate(bound[:first])]
-        self.results = self._results(bound[:first])
+        read = [self._read(value, position) for position, value in enumerate(bound[:first])]
+        samples = [sample for sample, _ in read]
+        self._bound = [template for _, template in read] + [None] * (len(bound) - first)
+        self._check_changed()
+        self.results = self._results(self._bound[:first])
         for position, result in enumerate(self.results[: len(bound) - first], first):
             if bound[position] is not None and bound[position] is not OMITTED:
                 raise TypeError(f"{self.argument(position)} is an output: JAX's arrays are immutable, leave it out")
-            self._sources.append((batches.RESULT, _xla_dtype(result.dtype, self.argument(position))))
-            samples.append(_sample_array(result.dtype, len(result.shape), is_writeable=True))
+            self._sources.append((batches.RESULT, (_xla_dtype(result.dtype, self.argument(position)), 0)))
+            samples.append(sample_array(result.dtype, len(result.shape), is_writeable=True))
         self._samples = tuple(samples)
 
     def argument(self, position: int) -> str:
@@ -104,21 +110,25 @@ class Traced:
 
     # ---- arguments -----------------------------------------------------------------------------------------------------
 
-    def _read(self, value, position: int, path: tuple[int, ...] = ()) -> Any:
-        """Note where a value, an argument or an item of one, comes from. Returns a sample of what the kernel gets."""
+    def _read(self, value, position: int, path: tuple[int, ...] = ()) -> tuple[Any, Any]:
+        """Note where a value, an argument or an item of one, comes from.
+
+        Returns a sample of what the kernel gets, and the value with :class:`_Operand` in place of arrays.
+        """
         import jax
 
-        if isinstance(value, tuple):
+        if isinstance(value, (tuple, list)):
             self._sources.append((batches.NOWHERE, None))
+            self.is_native = self.is_native and isinstance(value, tuple)
             items = [self._read(each, position, (*path, i)) for i, each in enumerate(value)]
-            return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
-        if isinstance(value, list):
-            self.is_native = False
-            return [self._read(each, position, (*path, i)) for i, each in enumerate(value)]
+            return tuple(_like(value, each) for each in (list(zip(*items, strict=True)) or [(), ()]))
         if isinstance(value, (jax.core.Tracer, jax.Array, np.ndarray)):
-            self.operands.append(value)
+            if isinstance(value, np.ndarray):
+                value = np.asarray(value, jax.dtypes.canonicalize_dtype(value.dtype))
+            self._given.append(value)
+            self.operands.append(_Operand(value.shape, value.dtype))
             self.places.append((position, path))
-            return self._read_array(value, position)
+            return self._sample_of(value, position), self.operands[-1]
         if value is None or value is OMITTED:
             self._sources.append((batches.NOWHERE, None))
         elif type(value) in _PYTHONS or isinstance(value, np.generic):
@@ -128,31 +138,32 @@ class Traced:
             raise TypeError(f"{self.argument(position)} is a {kind}, and JAX traces this call: pass an array of JAX or NumPy")
         else:
             self.is_native = False
-        return value
+        return value, value
 
-    def _read_array(self, value, position: int):
-        name = self.kernel._parameters.name_of(position)
-        dtype, where = value.dtype, self.argument(position)
-        if isinstance(value, np.ndarray):
-            import jax
-
-            dtype = jax.dtypes.canonicalize_dtype(dtype)
-        number = _xla_dtype(dtype, where)
+    def _sample_of(self, value, position: int):
+        """A sample of what the kernel gets for an array: an array, or a number."""
+        name, dtype = self.kernel._parameters.name_of(position), value.dtype
+        buffer = _xla_dtype(dtype, self.argument(position)), np.dtype(dtype).itemsize
         if name in self._changed:
             self._changes.append(len(self.operands) - 1)
-            self._sources.append((batches.CHANGED, number))
-        else:
-            self._sources.append((batches.OPERAND, number))
-        is_array = value.shape != () or name in self._declared or name in self._changed or isinstance(value, np.ndarray)
-        self._are_numbers.append(not is_array)
-        if is_array:
-            return _sample_array(dtype, len(value.shape), is_writeable=name in self._changed)
-        is_pythons = getattr(value, "weak_type", False)
+        self._sources.append((batches.CHANGED if name in self._changed else batches.OPERAND, buffer))
+        if value.shape != () or name in self._declared or name in self._changed or isinstance(value, np.ndarray):
+            self._numbers.append(np.array if name in self._changed else np.asarray)
+            return sample_array(dtype, len(value.shape), is_writeable=name in self._changed)
+        is_pythons = getattr(value, "weak_type", False) and str(dtype) in _WEAK
+        self._numbers.append((lambda array: np.asarray(array).item()) if is_pythons else (lambda array: np.asarray(array)[()]))
         return type(np.zeros((), dtype).item())(0) if is_pythons else np.dtype(dtype).type(0)
+
+    def _check_changed(self) -> None:
+        """Raise TypeError if an argument that the kernel writes to has no array."""
+        written = {self.kernel._parameters.name_of(self.places[i][0]) for i in self._changes}
+        for position, value in enumerate(self._bound):
+            if (name := self.kernel._parameters.name_of(position)) in self._changed and name not in written:
+                raise TypeError(f"{self.argument(position)} is written to, and is no array but {type_name(type(value))}")
 
     # ---- results -------------------------------------------------------------------------------------------------------
 
-    def _results(self, given: tuple) -> list:
+    def _results(self, given: list) -> list:
         """The shapes and dtypes of the outputs, then those of the arguments that the kernel writes to."""
         import jax
 
@@ -170,39 +181,44 @@ class Traced:
             raise TypeError(f"{self.argument(position)} is a tensor in {str(self._pattern)!r}, not {type_name(type(value))}")
         return DLDataType.from_dtype(value.dtype) if dtype_registry.key_of(value.dtype) is not None else None
 
-    def _shapes(self, given: tuple) -> list:
+    def _shapes(self, given: list) -> list:
         pattern, defaults = self._pattern, self.kernel._parameters.defaults
         for position in pattern.numbers.values():
             number = defaults.get(position) if given[position] is OMITTED else given[position]
-            if is_traced([number]):
-                raise TypeError(
-                    f"{self.argument(position)} is an extent in {str(pattern)!r}, so it has to be known when JAX traces: "
-                    "jax.jit(..., static_argnames=...)"
-                )
+            where = f"{self.argument(position)} is an extent in {str(pattern)!r}"
+            if isinstance(number, _Operand):
+                raise TypeError(f"{where}, so it has to be known when JAX traces: jax.jit(..., static_argnames=...)")
+            if not isinstance(number, (int, np.integer)) or isinstance(number, bool):
+                raise TypeError(f"{where}: an int, not {type_name(type(number))}")
         shapes = [tuple(given[each.position].shape) for each in pattern.inputs]
         if all(type(extent) is int for shape in shapes for extent in shape):
             numbers = [defaults[at] if given[at] is OMITTED else given[at] for at in pattern.numbers.values()]
             return pattern.shapes_of(list(map(int, numbers)), shapes, self.name)
-        extents, rest = extents_of(pattern, given, defaults, self.name, _check)
+        extents, rest = extents_of(pattern, tuple(given), defaults, self.name, _check)
         return [tuple(shape_of(output, extents, rest)) for output in pattern.outputs]
 
     def with_operands(self, operands) -> list:
         """The arguments with other operands, and the defaults of those that are omitted."""
         given, defaults = iter(operands), self.kernel._parameters.defaults
-        return [defaults.get(at) if each is OMITTED else _with_items(each, given) for at, each in enumerate(self.bound)]
+        return [defaults.get(at) if each is OMITTED else _with_items(each, given) for at, each in enumerate(self._bound)]
 
     # ---- the call ------------------------------------------------------------------------------------------------------
 
     def make(self):
-        """Make the call: return JAX's values for its results."""
+        """Make the call, once: return JAX's values for its results."""
         import jax
 
+        axes = axes_of(self._given)
+        given = [as_varying(each, axes) for each in self._given]
+        self._given = []  # JAX keeps this object, and would keep the traced values by it
+        if axes:
+            self.results = [with_axes_of(given[0], each) for each in self.results]
         function = self._by_python if self.why_not_native() else self._by_xla()
         with jax.named_scope(self.kernel.py_func.__name__):
-            made = differentiable(function, self)(*self.operands)
+            made = differentiable(function, self, axes)(*given)
         outputs = list(made[: len(self.results) - len(self._changes)])
         changed = iter(made[len(outputs) :])
-        for position, value in enumerate(self.bound):
+        for position, value in enumerate(self._bound):
             if self.kernel._parameters.name_of(position) in self._changed:
                 outputs.append(_with_items(value, changed))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -215,7 +231,7 @@ class Traced:
         if is_object_mode(kernel) or not compiles_as_numba(kernel) or not kernel._native.runtime.is_native:
             return kernel._native.runtime.why_not_native or "Numba compiles the kernel in another way"
         keys = self._keys
-        if (why := _why_no_handler()) or not self.is_native:
+        if (why := why_no_handler()) or not self.is_native:
             return why or "an argument is neither an array, a number, None nor a tuple of such"
         return "" if keys else "native code cannot pass an argument, or the result"
 
@@ -225,9 +241,9 @@ class Traced:
 
         Raises what the compiler says of the kernel.
         """
-        report = _compiled(self.kernel, self._samples)
+        report = compiled_for(self.kernel, self._samples)
         if report.status != structs.STATUS_UNKNOWN_SHAPE:
-            call_numba(self.kernel, self._samples, is_made=False)
+            precompile(self.kernel, (self._samples,))
             return ()
         keys = report.keys
         return keys if len(keys) == len(self._sources) and all(key & 0xFF in _PASSED for key in keys) else ()
@@ -237,27 +253,10 @@ class Traced:
         import jax
 
         outputs = len(self.results) - len(self._changes)
-        numbers = [len(self.results[0].shape)]
-        sources, operands, results, changed = [], 0, 0, outputs
-        for key, (kind, what) in zip(self._keys, self._sources, strict=True):
-            source = kind
-            if kind == batches.NUMBER:
-                source |= len(numbers) << batches.INDEX_AT
-                numbers += _words_of(what, key)
-            elif kind == batches.RESULT:
-                source |= what << batches.DTYPE_AT | results << batches.INDEX_AT
-                results += 1
-            elif kind != batches.NOWHERE:
-                size = np.dtype(self.operands[operands].dtype).itemsize
-                source |= what << batches.DTYPE_AT | operands << batches.INDEX_AT | size << batches.SIZE_AT
-                operands += 1
-                if kind == batches.CHANGED:
-                    source |= changed << batches.RESULT_AT
-                    changed += 1
-            sources.append(source)
+        sources, numbers = batches.sources_of(self._keys, self._sources, len(self.results[0].shape), outputs)
         name = name_of(self.kernel)
         attributes = {
-            "id": np.int64(_id_of(name)), "kernel": name, "keys": np.array(self._keys, np.int64),
+            "id": np.int64(id_of(name)), "kernel": name, "keys": np.array(self._keys, np.int64),
             "numbers": np.array(numbers, np.int64), "sources": np.array(sources, np.int64),
         }  # fmt: skip
         call = jax.ffi.ffi_call(
@@ -273,30 +272,14 @@ class Traced:
         import jax
 
         def make(*arrays):
-            given = [np.array(each) if i in self._changes else np.asarray(each) for i, each in enumerate(arrays)]
-            pairs = zip(given, self._are_numbers, strict=True)
-            bound = self.with_operands(each[()].item() if is_number else each for each, is_number in pairs)
-            changed = [bound[position] for position in range(len(bound)) if self._is_changed(position)]
+            bound = self.with_operands(number(each) for number, each in zip(self._numbers, arrays, strict=True))
+            names = enumerate(map(self.kernel._parameters.name_of, range(len(bound))))
+            changed = [bound[position] for position, name in names if name in self._changed]
             made = self.kernel(*bound)
             outputs = [] if self._pattern is None else made if isinstance(made, tuple) else [made]
             return [*outputs, *_arrays_in(changed)]
 
         return jax.pure_callback(make, self.results, *operands, vmap_method="sequential")
-
-    def _is_changed(self, position: int) -> bool:
-        return self.kernel._parameters.name_of(position) in self._changed
-
-
-def _compiled(kernel, samples: tuple) -> Report:
-    """Compile for a call by XLA with arguments like these. Raises RuntimeError if XLA's threads cannot run it at once."""
-    report = compiled_natively(kernel, samples)
-    loops = any(runs_python(compiled.library) == RUNS_THREADS for _, compiled in overloads_of(kernel))
-    if loops and numba.threading_layer() == "workqueue":
-        raise RuntimeError(
-            f"{kernel.__qualname__}(): XLA runs kernels in several threads at once, and Numba's threading layer 'workqueue' ends "
-            "the process if two of them have parallel loops: set NUMBA_THREADING_LAYER to omp or tbb"
-        )
-    return report
 
 
 _PASSED = structs.KEY_ARRAY, structs.KEY_SCALAR, structs.KEY_NONE, structs.KEY_OMITTED, structs.KEY_TUPLE
@@ -305,12 +288,12 @@ _PASSED = structs.KEY_ARRAY, structs.KEY_SCALAR, structs.KEY_NONE, structs.KEY_O
 
 def _undeclared(kernel, bound: tuple) -> str:
     """The message for a kernel of which JAX cannot know what it returns."""
-    name = kernel.__qualname__
+    name, function = kernel.__qualname__, kernel.py_func.__name__
     names = ", ".join(kernel._parameters.name_of(i) for i, value in enumerate(bound) if value is not OMITTED)
     return (
         f"{name}(): JAX traces this call, and has to know what it returns: declare the outputs, "
         f'fast_args(out="x[n] -> y[n]"), or the arguments that it writes to, fast_args(mutates=(...)); or let Python make the '
-        f"call: jax.pure_callback({name}, jax.ShapeDtypeStruct(shape, dtype), {names})"
+        f"call: jax.pure_callback({function}, jax.ShapeDtypeStruct(shape, dtype), {names})"
     )
 
 
@@ -331,33 +314,21 @@ def _xla_name(name: str) -> str:
     return name
 
 
-def _sample_array(dtype, ndim: int, is_writeable: bool) -> np.ndarray:
-    """An array as the kernel gets one: in C order, and not in Fortran's as well if it has two dimensions."""
-    made = np.zeros((2, 2, *[1] * ndim)[:ndim], dtype)
-    made.flags.writeable = is_writeable
-    return made
-
-
 def _check(is_equal, message: Callable[[], str]) -> None:
     if not is_equal:
         raise ValueError(message())
 
 
-def _words_of(value, key: int) -> list[int]:
-    """The words of a constant with this key."""
-    data = np.asarray(value, field_to_dtype(field_of(key))).tobytes()
-    parts = [data] if structs.words_of.py_func(key) == 1 else [data[: len(data) // 2], data[len(data) // 2 :]]
-    return [int.from_bytes(part.ljust(8, b"\0"), "little", signed=True) for part in parts]
+def _like(value, items: Sequence):
+    """A tuple or list with other items."""
+    return type(value)._make(items) if hasattr(value, "_make") else list(items) if isinstance(value, list) else tuple(items)
 
 
 def _with_items(value, arrays: Iterator):
-    """An argument with other arrays in place of its own."""
+    """An argument with arrays in place of what stands for them."""
     if isinstance(value, (tuple, list)):
-        items = [_with_items(each, arrays) for each in value]
-        return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
-    if not hasattr(value, "shape") or isinstance(value, np.generic):
-        return value
-    return next(arrays)
+        return _like(value, [_with_items(each, arrays) for each in value])
+    return next(arrays) if isinstance(value, _Operand) else value
 
 
 def _arrays_in(values) -> list:
@@ -366,111 +337,3 @@ def _arrays_in(values) -> list:
     for each in values:
         found += _arrays_in(each) if isinstance(each, (tuple, list)) else [each] if isinstance(each, np.ndarray) else []
     return found
-
-
-# ---- names -----------------------------------------------------------------------------------------------------------------
-
-_named: dict[str, Any] = {}
-"""By name, the kernels that compiled functions may call. They live as long as the process."""
-
-
-def _base_name(kernel) -> str:
-    """A kernel's name without a number: its function's, and a digest of what it declares."""
-    function = kernel.py_func
-    declared = list(inspect.signature(function).parameters), kernel.out, kernel.mutates, kernel.storage
-    digest = hashlib.sha256(repr(declared).encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{function.__module__}.{function.__qualname__}#{digest}"
-
-
-def _id_of(name: str) -> int:
-    """The number by which the handler finds a name."""
-    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:8], "little", signed=True)
-
-
-def name_of(kernel) -> str:
-    """The name of a kernel in compiled functions. A second one of the same name, as in a notebook, has a number."""
-    with _lock:
-        known = vars(kernel).get("_xla_name")
-        if known is None:
-            base = known = _base_name(kernel)
-            number = 2
-            while known in _named:
-                known = f"{base}_{number}"
-                number += 1
-            kernel._xla_name = known
-            _named[known] = for_ever(kernel)
-            xla.know_kernel(_id_of(known), kernel._native.address)
-        return known
-
-
-@once
-def _why_no_handler() -> str:
-    """Register the handler. Why there is none; "" if there is."""
-    try:
-        import jax
-
-        jax.ffi.register_ffi_target(TARGET, PyCapsule_New(xla.handler(), None, None), platform="cpu")
-    except Exception as error:  # a JAX with another API
-        reraise_passing(error)
-        return f"XLA does not take the handler: {type(error).__name__}: {error}"
-    return ""
-
-
-def register_xla_target() -> str:
-    """Let XLA find the kernels that functions of JAX call. Returns the name under which it does, ``"fastexchange"``.
-
-    A process that traces a call does this itself. One that runs an exported function has to call this first, and to import the
-    modules with its kernels; they are compiled for its calls when they come. Who exports names it:
-    ``disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(register_xla_target())]``.
-
-    Raises ImportError without JAX, and RuntimeError if this one does not take the handler.
-
-    Source: ``jax.ffi``, ``jax.export``.
-    """
-    import jax  # noqa: F401
-
-    if why := _why_no_handler():
-        raise RuntimeError(f"register_xla_target(): {why}")
-    return TARGET
-
-
-# ---- what native code calls ------------------------------------------------------------------------------------------------
-
-
-def _describe(error: BaseException) -> str:
-    """The text of a kernel's exception in JAX's error."""
-    return f"{type(error).__name__}: {error}".replace("\0", "\\0")
-
-
-def _learn(address: int) -> None:
-    """Compile for a call by XLA that this process has not traced: by an exported function, or after a kernel was recompiled.
-
-    `address`: of the ``fx_xla_attributes``. Raises LookupError if there is no kernel of this name.
-    """
-    attributes = ffi.cast("fx_xla_attributes *", address)
-    name = bytes(ffi.buffer(attributes.kernel.ptr, attributes.kernel.len)).decode("utf-8", "surrogatepass")
-    kernel = _named.get(name)
-    if kernel is None:
-        kernel = next((each for each in reversed(list(declaring.values())) if _base_name(each) == name), None)
-        if kernel is None or vars(kernel).get("_xla_name"):
-            raise LookupError(f"this process has no kernel {name}, declared as when the call was traced: import its module")
-        name_of(kernel)
-    words = ffi.cast("int64_t *", attributes.keys.data)
-    keys = iter(words[i] for i in range(attributes.keys.size))
-    _compiled(kernel, tuple(_sample(key, keys) for key in keys))
-
-
-def _sample(key: int, keys: Iterator[int]):
-    """A value with this key. `keys`: those that follow."""
-    kind = key & 0xFF
-    if kind == structs.KEY_TUPLE:
-        return tuple(_sample(next(keys), keys) for _ in range(key >> structs.SERIAL_SHIFT))
-    if kind in (structs.KEY_NONE, structs.KEY_OMITTED):
-        return None if kind == structs.KEY_NONE else OMITTED
-    dtype = field_to_dtype(field_of(key))
-    if kind == structs.KEY_ARRAY:
-        return _sample_array(dtype, key >> structs.NDIM_SHIFT & 0xFF, bool(key >> structs.FLAGS_SHIFT & structs.WRITEABLE))
-    return dtype.type(0)
-
-
-PYTHON_SIDE = _describe, _learn

@@ -14,7 +14,6 @@ a graph with the operator.
 Source: ``torch/_functorch/_aot_autograd/autograd_cache.py``, ``torch/_inductor/codecache.py``, ``torch/fx/node.py``.
 """
 
-import contextlib
 import hashlib
 import inspect
 import sys
@@ -37,7 +36,8 @@ def declaration_of(kernel, schema: Schema, backward) -> str:
     """Return a digest of an operator's declaration: equal in all processes, whatever the code of its kernels is."""
     steps = backward if isinstance(backward, (list, tuple)) else [backward]
     kernels = [_kernel(each) for each in steps if each is not None and not is_function(each)]
-    return _digest((_RULES, str(schema), kernel.out, kernel.allows_grad, _closure(kernel.py_func), kernels))
+    closure = dependencies.closure_of(kernel.py_func, _Describer)
+    return _digest((_RULES, str(schema), kernel.out, kernel.allows_grad, closure, kernels))
 
 
 def _kernel(kernel) -> tuple:
@@ -46,20 +46,7 @@ def _kernel(kernel) -> tuple:
         return _operator(kernel.overload)
     function = kernel.py_func
     declared = str(inspect.signature(function)), kernel.out, kernel.mutates
-    return function.__module__, function.__qualname__, declared, _closure(function)
-
-
-def _closure(function) -> list:
-    """The values that tell a function from others of the same name. Functions are described by their names."""
-    described: list = []
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(dependencies.NotDescribable, ValueError):  # nothing yet
-            value = getattr(cell.cell_contents, "py_func", cell.cell_contents)
-            if inspect.isfunction(value):
-                described.append((value.__module__, value.__qualname__))
-            else:
-                described.append(_Describer().describe(value, function.__qualname__))
-    return described
+    return function.__module__, function.__qualname__, declared, dependencies.closure_of(function, _Describer)
 
 
 def _operator(overload) -> tuple:

@@ -18,6 +18,7 @@ from .backward import register_backward
 from .boxed_operator import BoxedKernel, count_writes, result_refused
 from .declaration import code_of, declaration_of, forget_compiled, forget_name, show_in_name, telling
 from .dispatch_table import Table
+from .mapped import call_mapped
 from .schema import Schema, fake_of
 from .transforms import refuse_gradients
 
@@ -158,7 +159,8 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         if backward is not None:
             function = register_backward(torch, fragment, overload, kernel, schema, backward, setup_context, what)
         if vmap is not None and (vmap != "loop" or not _has_tensors_by_keyword(schema)):
-            rule = _looping(torch, overload, schema) if vmap == "loop" else telling(vmap, code)  # it may call no operator of ours
+            is_loop = vmap == "loop"  # a rule of the user's may call no operator of ours
+            rule = _looping(torch, kernel, overload, schema) if is_loop else telling(vmap, code)
             torch.library.register_vmap(name, rule, lib=fragment)
     except BaseException:
         if boxed is not None:
@@ -251,10 +253,12 @@ def _has_tensors_by_keyword(schema: Schema) -> bool:
     return any(each.is_keyword_only and each.type.startswith("Tensor") for each in schema.arguments)
 
 
-def _looping(torch, overload, schema: Schema) -> Callable:
-    """The rule for ``torch.vmap``: call the operator once for each item of the batch, and stack the results."""
+def _looping(torch, kernel, overload, schema: Schema) -> Callable:
+    """The rule for ``torch.vmap``: a native loop if possible, else call the operator for each item, and stack the results."""
 
     def loop(info, in_dims, *args, **named):
+        if not named and (made := call_mapped(kernel, schema, info.batch_size, in_dims, args)) is not NotImplemented:
+            return made, (0,) * len(made) if isinstance(made, tuple) else 0
         for position in schema.mutated:
             if position < len(args) and args[position] is not None and in_dims[position] is None:
                 name = schema.arguments[position].name

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 __all__ = [
-    "has_tangent", "is_differentiated", "is_dispatch_mode_active", "is_symbolic", "is_wrapper", "private", "why_no_memory",
-    "without_subclasses",
+    "has_tangent", "is_differentiated", "is_dispatch_mode_active", "is_jit_tracing", "is_symbolic", "is_wrapper", "private",
+    "why_no_memory", "without_subclasses",
 ]  # fmt: skip
 
 
@@ -28,13 +28,18 @@ def without_subclasses():
     return getattr(sys.modules["torch"]._C, "DisableTorchFunctionSubclass", contextlib.nullcontext)()
 
 
+def is_jit_tracing() -> bool:
+    """Whether ``torch.jit.trace`` runs."""
+    traced = private("_C._get_tracing_state") or private("jit.is_tracing")
+    return traced is not None and traced() not in (None, False)
+
+
 def is_dispatch_mode_active() -> bool:
     """Whether a ``TorchDispatchMode``, ``torch.jit.trace`` or a transform of ``torch.func`` gets this thread's operators.
 
     Does not import PyTorch.
     """
-    traced = private("_C._get_tracing_state") or private("jit.is_tracing")
-    if traced is not None and traced() not in (None, False):
+    if is_jit_tracing():
         return True
     told = [private(f"_C.{name}") for name in ("DispatchKey.Python", _TRANSFORMS, *_TELL_OF_KEYS)]
     if None not in told:

@@ -112,9 +112,13 @@ class _PyTorch(Framework):
         find_by_name()
 
     def call(self, kernel, bound: tuple):
-        from .tracing import call_symbolic
+        """See :class:`Framework`. Raises TypeError for a call that autograd has to see, and that no operator makes."""
+        from .tracing import call_symbolic, check_recorded
 
-        return call_symbolic(kernel, bound)
+        result = call_symbolic(kernel, bound)
+        if result is NotImplemented and kernel.backward is not None:
+            check_recorded(kernel, bound)
+        return result
 
     def called(self, kernel, bound: tuple) -> str:
         from .tracing import operator_of

@@ -145,10 +145,19 @@ def call_symbolic(kernel, bound: tuple):
     if kernel.backward is not None and kernel._call_differentiated is None:
         kernel._call_differentiated = functools.partial(_call_differentiated, {})
     if kernel.backward is not None and not any(isinstance(each, (list, tuple)) for each in bound):
-        given = tuple(type(each) for each in bound if each is not OMITTED)
-        if bound[len(given) :] == (OMITTED,) * (len(bound) - len(given)):
-            kernel._call_differentiated.args[0][given] = operator
+        given = bound[: len(bound) - len(kernel._pattern.outputs)]
+        if not any(each is OMITTED for each in given):
+            kernel._call_differentiated.args[0][tuple(map(type, given))] = operator
     return _call(operator, kernel, bound)
+
+
+def check_recorded(kernel, bound: tuple) -> None:
+    """Raise TypeError for a call that autograd has to see because of a tensor among the arguments, and that no operator makes."""
+    import torch
+
+    if is_recorded(bound) and not _has_outputs(kernel, bound):
+        why = UNTRACED["argument" if any(_kind(torch, value)[0] == "?" for value in bound) else "schema"]
+        raise TypeError(f"{kernel.__qualname__}(): a tensor requires grad, and PyTorch cannot record the call: {why}")
 
 
 def _has_outputs(kernel, bound: tuple) -> bool:
@@ -274,6 +283,10 @@ def _implicit(torch, kernel, letters: str, are_given: bool) -> str:
 def _schema(kernel, letters: str, are_given: bool) -> Schema | None:
     """The schema of the operator for calls with such arguments; None if there is none."""
     types = {name: _TYPES[letter] for name, letter in zip(_untyped(kernel), letters, strict=True) if letter in _TYPES}
+    defaults = {kernel._parameters.names[position]: value for position, value in kernel._parameters.defaults.items()}
+    for name in types:
+        if types[name] == "SymInt" and type(defaults.get(name)) is float:
+            types[name] = "float"
     make = functools.partial(schema_of, kernel.py_func, kernel._pattern, what=kernel.__qualname__, types=types)
     try:
         mutates = kernel.mutates or ()
