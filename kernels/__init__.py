@@ -22,7 +22,6 @@ folder is not installed with the package: import it from the repository's root.
 ``iir.sosfilt``                  IIR filter of second-order sections
 ``runs.run_length_encode``       runs of equal elements; ``run_length_decode`` goes back
 ``csr.csr_matvec``               sparse matrix in CSR form times vector
-``torch_ops``                    softmax, rms_norm, rotary, cross_entropy as operators of PyTorch, with gradients
 ===============================  =============================================================================
 
 What they share: ``overlap`` (which memory do arrays share?), ``offsets`` (are these rows of a ragged array?), ``exponential``
@@ -37,6 +36,7 @@ Rules that all of them keep:
   An optimiser's step (``adamw``) updates what it is given, and returns None.
 - An output that is made like an integer input, where only a floating one can hold the result, is refused as one that is
   given: softmax of integers wants a floating ``out``.
+- softmax, rms_norm, rotary and cross_entropy declare their gradients, for PyTorch and JAX.
 - Any mix of producers, dtypes and memory layouts is taken: contiguous, transposed, strided, negative strides.
 - What would read or write out of bounds, or give a wrong result, raises ValueError before anything is written: shapes
   that do not match, an ``out`` whose dtype cannot hold the result, an ``out`` that overlaps an input in a way that the

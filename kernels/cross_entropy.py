@@ -7,7 +7,10 @@ With ``log_p`` the logarithm of the row's softmax and ``n`` classes the loss is
 Source: C. Szegedy et al., "Rethinking the Inception Architecture for Computer Vision" (arXiv:1512.00567), section 7, with
 equal weight for each class; the stable form of ``log_p`` is that of ``log_softmax``.
 
-Tested in ``tests/programs/test_kernels_nn.py`` against the formula in NumPy, and in ``test_kernels.py`` against PyTorch.
+Gradient of the logits, with ``g`` that of the loss: ``g * (exp(log_p) - (1 - smoothing) * one_hot(target) - smoothing / n)``.
+
+Tested in ``tests/programs/test_kernels_nn.py`` against the formula in NumPy, and in ``test_kernels.py`` against PyTorch;
+the gradient in ``test_kernels_gradients.py``.
 """
 
 import math
@@ -65,7 +68,29 @@ def _check(logits, target, smoothing, ignore_index, out):
             raise ValueError("target: must be a class or ignore_index")
 
 
-@fast_args(out="logits[rows, classes], target[rows] -> out[rows]: logits", parallel=True, cache=True, error_model="numpy")
+@fast_args(
+    out="grad_out[rows], logits[rows, classes], target[rows] -> grad_logits[rows, classes]: logits",
+    parallel=True, cache=True, error_model="numpy",
+)  # fmt: skip
+def cross_entropy_backward(grad_out, logits, target, smoothing: float, ignore_index: int, grad_logits):
+    """Write the gradient of cross_entropy into `grad_logits`."""
+    rows, classes = logits.shape
+    for i in prange(rows):
+        if target[i] == ignore_index:
+            grad_logits[i] = 0
+        else:
+            top = largest(logits[i]) + np.float32(0)
+            scale = 1.0 / sum_of_exp(logits[i], top)
+            for j in range(classes):
+                p = math.exp(np.float64(logits[i, j]) - top) * scale
+                wanted = smoothing / classes + (1.0 - smoothing if j == target[i] else 0.0)
+                grad_logits[i, j] = grad_out[i] * (p - wanted)
+
+
+@fast_args(
+    out="logits[rows, classes], target[rows] -> out[rows]: logits", backward=cross_entropy_backward,
+    parallel=True, cache=True, error_model="numpy",
+)  # fmt: skip
 def cross_entropy(logits, target, smoothing: float, ignore_index: int, out):
     """Write the cross entropy of each row of `logits` with its target into `out`.
 

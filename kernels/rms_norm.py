@@ -3,7 +3,11 @@
 Source: B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467), equation 4, with ``eps``
 added to the mean square as in ``torch.nn.functional.rms_norm``.
 
-Tested in ``tests/programs/test_kernels_nn.py`` against the formula in NumPy, and in ``test_kernels.py`` against PyTorch.
+Gradients, with ``g`` that of the result, ``s = 1 / sqrt(mean of x**2 + eps)`` and ``n`` features: of x
+``s * g * w - x * s**3 / n * sum of x * g * w``, of the weight the sum over rows of ``s * g * x``. Sums are in float64.
+
+Tested in ``tests/programs/test_kernels_nn.py`` against the formula in NumPy, and in ``test_kernels.py`` against PyTorch;
+the gradients in ``test_kernels_gradients.py``.
 """
 
 import math
@@ -41,7 +45,37 @@ def _check(x, weight, out):
             raise ValueError("out: overlaps weight")
 
 
-@fast_args(out="x[rows, features] -> out[rows, features]", parallel=True, cache=True, error_model="numpy")
+@fast_args(
+    out="grad_out[rows, features], x[rows, features] -> grad_x[rows, features], grad_weight[features]",
+    parallel=True, cache=True, error_model="numpy",
+)  # fmt: skip
+def rms_norm_backward(grad_out, x, weight: np.ndarray | None, eps: float, grad_x, grad_weight):
+    """Write the gradients of rms_norm into `grad_x` and `grad_weight`, which is 0 without a weight."""
+    rows, features = x.shape
+    scales = np.empty(rows)
+    for i in prange(rows):
+        squares, total = 0.0, 0.0
+        for j in range(features):
+            value = np.float64(x[i, j])
+            squares += value * value
+            total += value * grad_out[i, j] * (1.0 if weight is None else weight[j])
+        scale = 1.0 / math.sqrt(squares / features + eps)
+        scales[i] = scale
+        for j in range(features):
+            weighted = grad_out[i, j] * (1.0 if weight is None else weight[j])
+            grad_x[i, j] = scale * weighted - x[i, j] * scale * scale * scale / features * total
+    for j in prange(features):
+        total = 0.0
+        if weight is not None:
+            for i in range(rows):
+                total += scales[i] * grad_out[i, j] * x[i, j]
+        grad_weight[j] = total
+
+
+@fast_args(
+    out="x[rows, features] -> out[rows, features]", backward=rms_norm_backward,
+    parallel=True, cache=True, error_model="numpy",
+)  # fmt: skip
 def rms_norm(x, weight: np.ndarray | None, eps: float, out):
     """Write ``x / sqrt(mean of x**2 + eps) * weight`` of each row of `x` into `out`.
 

@@ -7,7 +7,10 @@ Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embed
 equation 15, and equation 34 for the form that is computed. There the pairs are neighbours, ``(x[2 * j], x[2 * j + 1])``;
 many models pair the halves of a head instead, ``(x[j], x[j + head_dim / 2])``.
 
-Tested in ``tests/programs/test_kernels_nn.py`` against a product of complex numbers in NumPy.
+The gradient of `x` is that of the result, each pair turned back. `cos` and `sin` have none.
+
+Tested in ``tests/programs/test_kernels_nn.py`` against a product of complex numbers in NumPy; the gradient in
+``test_kernels_gradients.py``.
 """
 
 import numpy as np
@@ -80,7 +83,16 @@ def _check(x, cos, sin, start, out):
         raise ValueError("out: overlaps cos or sin")
 
 
-@fast_args(out="x[batch, heads, positions, dim] -> out[batch, heads, positions, dim]", parallel=True, cache=True)
+@fast_args(out="grad_out[batch, heads, positions, dim] -> grad_x[batch, heads, positions, dim]", cache=True)
+def rotary_backward(grad_out, cos: np.ndarray, sin: np.ndarray, start: int, interleaved: bool, grad_x):
+    """Write the gradient of rotary's `x` into `grad_x`: each pair turned back."""
+    rotary(grad_out, cos, -sin, start, interleaved, grad_x)
+
+
+@fast_args(
+    out="x[batch, heads, positions, dim] -> out[batch, heads, positions, dim]", backward=rotary_backward,
+    parallel=True, cache=True,
+)  # fmt: skip
 def rotary(x, cos: np.ndarray, sin: np.ndarray, start: int, interleaved: bool, out):
     """Write `x` with each pair turned by the angle of its position into `out`.
 

@@ -4,10 +4,13 @@ Source: I. Goodfellow, Y. Bengio and A. Courville, "Deep Learning" (2016), secti
 the stable form used here: the row's maximum is subtracted first, so that no exponential overflows and the sum is at
 least 1.
 
+Gradient, with ``g`` that of the result ``y``: ``y * (g - sum of y * g)``, the sum in float64.
+
 Tested in ``tests/programs/test_kernels_nn.py`` against the formula in NumPy, in ``test_kernels.py`` and, for 16 bits, in
-``test_kernels_half.py`` against PyTorch.
+``test_kernels_half.py`` against PyTorch; the gradient in ``test_kernels_gradients.py``.
 """
 
+import numpy as np
 from numba import njit, prange
 
 from fastexchange import fast_args
@@ -29,7 +32,21 @@ def _softmax_row(x, out):
         out[j] = row[j] * scale
 
 
-@fast_args(out="x[rows, columns] -> out[rows, columns]", parallel=True, cache=True, error_model="numpy")
+@fast_args(out="grad_out[rows, columns], out[rows, columns] -> grad_x[rows, columns]", parallel=True, cache=True)
+def softmax_backward(grad_out, out, grad_x):
+    """Write the gradient of softmax, whose result is `out`, into `grad_x`."""
+    for i in prange(out.shape[0]):
+        total = 0.0
+        for j in range(out.shape[1]):
+            total += np.float64(grad_out[i, j]) * out[i, j]
+        for j in range(out.shape[1]):
+            grad_x[i, j] = out[i, j] * (grad_out[i, j] - total)
+
+
+@fast_args(
+    out="x[rows, columns] -> out[rows, columns]", backward=softmax_backward,
+    parallel=True, cache=True, error_model="numpy",
+)  # fmt: skip
 def softmax(x, out):
     """Write the softmax of each row of `x` into `out`.
 

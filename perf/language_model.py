@@ -15,10 +15,10 @@ from fastexchange import fast_args
 from fastexchange.ground.numba_internals import plain_dispatcher
 from fastexchange.measuring.timing import Statement
 from kernels.adamw import AdamW, adamw_step
+from kernels.cross_entropy import cross_entropy
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.sampling import sample
-from kernels.torch_ops import cross_entropy_op, rms_norm_op, rotary_op
 
 EPS = 1e-6
 TOP_K, TOP_P, TEMPERATURE = 50, 0.9, 0.8
@@ -95,12 +95,12 @@ PARTS = {
         lambda logits, targets: functional.cross_entropy(logits, targets, reduction="none"),
     ),
     "operators": Parts(
-        lambda x, gain: rms_norm_op(x, gain, EPS),
-        lambda x, cos, sin: rotary_op(x[None], cos, sin, 0, False)[0],
-        lambda logits, targets: cross_entropy_op(logits, targets, 0.0, -100),
+        lambda x, gain: rms_norm(x, gain, EPS),
+        lambda x, cos, sin: rotary(x[None], cos, sin, 0, False)[0],
+        lambda logits, targets: cross_entropy(logits, targets, 0.0, -100),
     ),
 }
-"""PyTorch's operators; and kernels as operators, with their own backward passes."""
+"""PyTorch's operators; and kernels, which autograd and the compiler see as operators, with their own backward passes."""
 
 
 def turned(x, cos, sin):
