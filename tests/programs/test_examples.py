@@ -13,7 +13,7 @@ from forked import needs_fork
 from interpreter import environment_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-# by program, the modules that it needs, and what it finds beside that no worker has compiled
+# by program, the modules that it needs, and what it finds beside that no worker, if it has some, has compiled
 PROGRAMS = {
     "futures": ([], ""), "start_methods": ([], "fork: 8 tasks"),
     "joblib_loky": (["joblib"], "8 read the mapped array"),
@@ -22,6 +22,7 @@ PROGRAMS = {
     "larger_than_memory": (["dask", "zarr", "pyarrow"], "the array does not fit"),
     "mpi_ranks": (["mpi4py"], "2 ranks"), "ray_tasks": (["ray", "pandas", "pyarrow"], "4 without a copy"),
     "data_loader": (["torch"], ""), "shared_tensors": (["torch"], ""), "gradient_hook": (["torch"], ""),
+    "jax_training": (["jax"], "as with jax.numpy alone"),
 }  # fmt: skip
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
@@ -49,4 +50,4 @@ def test_an_example(name, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     compiled = re.findall(r"(-?\d+) compiled by", done.stdout)
-    assert compiled and set(compiled) == {"0"} and said in done.stdout, done.stdout
+    assert set(compiled) == ({"0"} if name != "jax_training" else set()) and said in done.stdout, done.stdout
