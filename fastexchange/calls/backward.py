@@ -43,7 +43,7 @@ class Step:
             )
         self.call, self._arguments = called, list(arguments)
         self.name = f"{getattr(kernel, '__qualname__', type(kernel).__name__)}()"
-        names = list(inspect.signature(called).parameters) if self.is_function else kernel._parameters.names
+        names = _parameters_of(called, what) if self.is_function else kernel._parameters.names
         given = [each.name for each in pattern.outputs] if pattern is not None else []
         self.needs = [name for name in names if name not in given]
         known = {*arguments, *outputs, *(GRAD + name for name in outputs)}
@@ -68,6 +68,17 @@ class Step:
                 f"arguments, {', '.join(self._arguments)}; return None for those without one"
             )
         return found
+
+
+def _parameters_of(function, what: str) -> list[str]:
+    """The names of a function's parameters. Raises TypeError if they cannot all be given by position."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # a function in C
+        parameters = None
+    if parameters is None or any(each.kind not in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters):
+        raise TypeError(f"{what}: a function in backward= has named, positional parameters, and {shown(function)} has others")
+    return [each.name for each in parameters]
 
 
 def steps_of(backward: Any, arguments: Sequence[str], outputs: Sequence[str], what: str) -> list[Step]:

@@ -20,8 +20,9 @@ from ..ground.dlpack import field_of_type
 from ..ground.dtypes import bits_of, dtype_field, element_of, is_computed
 from ..ground.numba_internals import CPUDispatcher, can_compile, declared_signature
 from ..ground.omitted import OMITTED
+from ..ground.passing import reraise_passing
 from ..ground.safe_repr import type_name
-from ..producers.framework import framework_of
+from ..producers.framework import Framework, framework_of
 from ..producers.ndarray import dtype_of
 from .carried_code import Content
 from .compile_errors import raise_named, why_none_takes
@@ -207,6 +208,17 @@ def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | No
     if (content := pickled(kernel)) is not None:
         notes += (f"a pickle of the kernel carries {content}",)
     return CallExplanation(kernel.__qualname__, arguments, outcome.text, notes, outcome.kind)
+
+
+def explain_seen(kernel, bound: tuple, framework: Framework) -> CallExplanation | None:
+    """Return the explanation of a call that a framework makes; None if it does not."""
+    paths = {position: path for position, value in enumerate(bound) if (path := framework.path_of(value))}
+    try:
+        text = framework.called(kernel, bound)
+    except Exception as error:  # what the call raises
+        reraise_passing(error)
+        return explained(kernel, bound, refusal(error), paths)
+    return explained(kernel, bound, Outcome("operator", text), paths) if text else None
 
 
 def pickled(kernel) -> Content | None:

@@ -533,13 +533,12 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         Reads the tensors as a call does, so a copy-on-write tensor of PyTorch is copied. Returns a ``CallExplanation``; print it.
         Raises TypeError for arguments that do not fit the parameters.
         """
-        from .explain import Outcome, explain_call, explained
+        from .explain import explain_call, explain_seen
 
         bound = self._parameters.bind(*args, **kwargs)
         framework = _seen_by(self, bound)
-        if framework is not None and (text := framework.called(self, bound)):
-            return explained(self, bound, Outcome("operator", text))
-        return explain_call(self, self._complete(bound))
+        seen = explain_seen(self, bound, framework) if framework is not None else None
+        return explain_call(self, self._complete(bound)) if seen is None else seen
 
     def _complete(self, bound: tuple) -> tuple:
         """`bound` with the omitted outputs allocated."""

@@ -270,7 +270,7 @@ def take_copies(batch, words, addresses):
 def run_items(batch, overload, words, excinfo):
     """Call a kernel, which returns None, for each item of a batch, until it raises. Returns how it ends and a code.
 
-    `words`: room for the values of a call (:func:`words_needed`). `excinfo`: gets the exception's, for ``fx_context.raise_error``.
+    `words`: room for the values of a call (:func:`words_needed`). `excinfo`: gets the one for ``fx_context.raise_error``.
     GIL: not needed.
     """
     first = buffer_at(load(batch.results))

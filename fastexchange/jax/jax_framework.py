@@ -1,5 +1,6 @@
 """What JAX's arrays have besides their memory."""
 
+from ..arguments.kind import MEANINGS
 from ..ground.dlpack import VERSION
 from ..producers.framework import Framework
 from .layout import array_type
@@ -49,6 +50,11 @@ class _JAX(Framework):
             return NotImplemented
         return Traced(kernel, bound).make()
 
+    def path_of(self, value) -> str:
+        from .xla_calls import is_traced
+
+        return "xla" if is_traced([value]) else ""
+
     def called(self, kernel, bound: tuple) -> str:
         from .xla_calls import Traced, is_traced
         from .xla_target import TARGET
@@ -63,4 +69,5 @@ class _JAX(Framework):
         return "np.asarray({})"
 
 
+MEANINGS["xla"] = "JAX traces it: XLA gives its memory when the compiled function runs"
 FRAMEWORK = _JAX()

@@ -107,6 +107,10 @@ class Framework:
         """Make a call that the framework sees, with arguments in parameter order. NotImplemented if it cannot be made so."""
         return NotImplemented
 
+    def path_of(self, value) -> str:
+        """How a call that the framework makes gets a value, in a word; "" if as any call does."""
+        return ""
+
     def called(self, kernel, bound: tuple) -> str:
         """How :meth:`call` makes a call, for ``explain``; "" if it does not. Prepares it, as the call does."""
         return ""

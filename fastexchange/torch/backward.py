@@ -106,6 +106,7 @@ def _backward_of(steps: list[Step], schema: Schema, kernel) -> tuple[Callable, C
     kept = [*saved, *others, *range(values, len(pool))]
     places = [[kept.index(pool.index(name)) for name in step.needs] for step in steps]
 
+    gives = {position for step in steps for position in step.gives}
     is_alone = len(steps) == 1 and not steps[0].is_function and steps[0].gives == [*range(len(arguments))]
 
     def setup_context(ctx, inputs, output):
@@ -118,6 +119,12 @@ def _backward_of(steps: list[Step], schema: Schema, kernel) -> tuple[Callable, C
         is_needed = ctx.needs_input_grad
         if is_alone and all(is_needed):
             return _call(steps[0].call, [values[i] for i in places[0]])
+        for position, name in enumerate(arguments):
+            if is_needed[position] and position not in gives:
+                raise RuntimeError(
+                    f"{kernel.__qualname__}(): argument {name!r} (position {position}) requires grad, and no step of backward= "
+                    f"gives {GRAD + name!r}; if no gradient belongs to it, pass its detach()"
+                )
         found: list[Any] = [None] * len(arguments)
         for step, at in zip(steps, places, strict=True):
             if any(is_needed[position] for position in step.gives):

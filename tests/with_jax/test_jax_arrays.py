@@ -238,6 +238,22 @@ def test_outputs_that_jax_cannot_make_leave_nothing(monkeypatch):
     assert added(one, one)[0].tolist() == [2, 2, 2] and sys.getrefcount(one) == before
 
 
+def test_an_error_of_jax_names_the_argument_also_of_kernels_with_outputs():
+    one, two = jnp.ones(3), jnp.ones(3)
+    added(one, two)
+    two.delete()
+    with pytest.raises(RuntimeError, match=r"^added\(\): argument '\w+' \(position 1\) cannot be passed .*deleted"):
+        added(one, two)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 100_000, 1_000_000])
+def test_outputs_of_all_sizes(size):
+    one = jnp.full(size, 2.0)
+    made = [each for _ in range(3) for each in added(one, one)]
+    assert all(np.all(each == 4) for each in made)
+    assert len({each.unsafe_buffer_pointer() for each in made}) == 6
+
+
 def test_arrays_are_readonly():
     with pytest.raises(Exception, match="readonly"):
         fast_args(lambda x: x.fill(1))(jnp.ones(3))

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from frameworks import jax_with_64_bits, torch
+from interpreter import run_python
+from numba import njit
 
 from fastexchange import fast_args
 
@@ -200,6 +202,70 @@ def test_pytorch_differentiates_the_same_kernels():
     assert torch.autograd.grad(compiled(x), x)[0].equal(exponential(x).detach())
     with pytest.raises(BufferError, match=r"undeclared\(\): argument 'x' .* requires grad"):
         undeclared(x)
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_pytorch_says_what_it_cannot_record():
+    x, w = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"half_declared\(\): argument 'w' \(position 1\) requires grad, .* gives 'grad_w'"):
+        half_declared(x, w).sum().backward()
+    half_declared(x, w.detach()).sum().backward()
+    with pytest.raises(TypeError, match=r"product\(\): a tensor requires grad, and PyTorch cannot record the call: an argument"):
+        product(x, np.ones(4, np.float32), 2.0)
+    shifted_by = fast_args(out="x[n] -> y[n]", backward=lambda grad_y: (grad_y, None))(lambda x, k=3.0, y=None: shift(x, k, y))
+    assert torch.autograd.grad(shifted_by(x, 5).sum(), x)[0].equal(torch.ones(4)) and shifted_by(x, 5)[0] == 6
+    for _ in range(3):
+        assert exponential(x, None).requires_grad
+
+
+@njit
+def shift(x, k, y):
+    for i in range(x.size):
+        y[i] = x[i] + k
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_vmap_of_pytorch_is_a_native_loop():
+    x, s = torch.arange(24.0).reshape(2, 3, 4), torch.tensor([2.0, 3.0, 5.0])
+    for in_dims, given, wanted in (
+        ((0, None), (x[0], s[1]), x[0] * 3),
+        ((1, None), (x[0].T, s[1]), x[0] * 3),
+        ((None, 0), (x[0, 0], s), x[0, 0] * s[:, None]),
+        ((0, 0), (x[0], s), x[0] * s[:, None]),
+        ((0, None), (torch.empty(0, 4), s[1]), torch.empty(0, 4)),
+    ):
+        assert torch.vmap(scaled, in_dims)(*given).equal(wanted)
+    nested = torch.vmap(torch.vmap(scaled, (None, 0)), (0, None))
+    assert nested(x[0], s).equal(x[0][:, None] * s[None, :, None])
+    before = scaled.counts()
+    torch.vmap(scaled, (0, None))(torch.ones(500, 4), s[1])
+    assert scaled.counts().fast - before.fast + scaled.counts().slow - before.slow < 5
+    leaf = x[0].clone().requires_grad_()
+    assert torch.autograd.grad(torch.vmap(scaled, (0, None))(leaf, s[1]).sum(), leaf)[0].equal(torch.full((3, 4), 3.0))
+    with pytest.raises(ValueError, match="seventy-seven"):
+        torch.vmap(checked)(torch.tensor([[1.0], [77.0]]))
+
+
+@fast_args(out="x[n] -> y[n]")
+def checked(x, y):
+    y[:] = x
+    if x[0] == 77:
+        raise ValueError("seventy-seven")
+
+
+@pytest.mark.slow
+def test_in_the_interpreter_kernels_are_differentiated_too():
+    run_python(
+        """
+        import jax, numpy as np
+        from test_jax_gradients import exponential, torch
+        assert jax.grad(lambda x: exponential(x).sum())(np.zeros(3)).tolist() == [1, 1, 1]
+        if torch is not None:
+            x = torch.zeros(3, requires_grad=True)
+            assert torch.autograd.grad(exponential(x).sum(), x)[0].tolist() == [1, 1, 1]
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")

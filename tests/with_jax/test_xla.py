@@ -465,8 +465,10 @@ def test_more_arrays_than_have_room_on_the_stack():
 
 def test_explain_says_who_makes_the_call():
     texts = []
-    jax.jit(lambda x: (texts.append(str(scaled.explain(x, three))), x)[1])(x8)
-    assert "XLA's function 'fastexchange' makes it" in texts[0]
+    for kernel, *others in ((scaled, three), (total,)):
+        jax.jit(lambda x: (texts.append(str(kernel.explain(x, *others))), x)[1])(x8)  # noqa: B023
+    assert "XLA's function 'fastexchange' makes it" in texts[0] and "path xla" in texts[0] and "numba" not in texts[0]
+    assert "total(): JAX traces this call, and has to know what it returns" in texts[1]
 
 
 def test_a_jax_that_does_not_take_the_handler_leaves_the_calls_to_python(monkeypatch):
