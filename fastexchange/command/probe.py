@@ -413,7 +413,24 @@ def _paddle(paddle) -> Iterator[Finding]:
 
 
 def _jax(jax) -> Iterator[Finding]:
-    yield from _examples("frameworks", iter([_Example("jax.Array", jax.numpy.arange(4.0), ("jax",))]))
+    import numpy as np
+
+    from .. import fast_args
+    from ..jax.xla_target import why_no_handler
+
+    section, name, x = "frameworks", "jax: jax.jit", jax.numpy.arange(4.0)
+    yield from _examples(section, iter([_Example("jax.Array", x, ("jax",))]))
+    try:
+        made = np.asarray(jax.jit(fast_args(out="x[n] -> out[n]")(_double))(x))
+    except Exception as error:
+        yield failure(section, name, error, "a kernel cannot be called in a compiled function: ", _REPORT)
+        return
+    if not np.array_equal(made, np.arange(4.0) * 2):
+        yield Finding(section, name, WRONG, f"a kernel in a compiled function makes {made}", _REPORT)
+    elif why := why_no_handler():
+        yield Finding(section, name, SLOW, f"Python makes the calls of kernels in compiled functions: {why}", _REPORT)
+    else:
+        yield Finding(section, name, OK, "XLA calls kernels natively")
 
 
 def _tvm_ffi(tvm_ffi) -> Iterator[Finding]:

@@ -37,6 +37,8 @@ def test_all_is_well():
     for example in ("torch.Tensor", "paddle.Tensor", "jax.Array", "tvm_ffi.Tensor", "pyarrow.Array"):
         is_there = found["frameworks", example.partition(".")[0]]["status"] == "ok"
         assert is_there == ("4 calls are right" in found.get(("frameworks", example), {"text": ""})["text"])
+    if found["frameworks", "jax"]["status"] == "ok":
+        assert found["frameworks", "jax: jax.jit"]["text"] == "XLA calls kernels natively"
     if torch is not None:
         assert ("packages", "torch") not in found or found["packages", "torch"]["text"].startswith(torch.__version__)
         for what in ("", ": keys", ": storage", ": autograd", ": requires grad", ": lazily conjugated"):
