@@ -3,7 +3,7 @@
 from ..arguments.kind import MEANINGS
 from ..ground.dlpack import VERSION
 from ..producers.framework import Framework
-from .layout import array_type
+from .layout import array_type, is_traced_type
 from .put import MOST_PUT, put
 
 __all__ = ["FRAMEWORK"]
@@ -34,10 +34,7 @@ class _JAX(Framework):
 
     def sees_calls(self, kernel, values: list) -> bool:
         """See :class:`Framework`. JAX traces functions by values that are no arrays. Arrays are not written to."""
-        import jax
-
-        kind = jax.Array if kernel.mutates else jax.core.Tracer  # which is a jax.Array, too
-        return any(isinstance(each, kind) for each in values)
+        return any(is_traced_type(type(each)) or (kernel.mutates and type(each) is array_type()) for each in values)
 
     def call(self, kernel, bound: tuple):
         """See :class:`Framework`. Raises BufferError for an array that a kernel would write to in a call that is not traced."""

@@ -16,7 +16,7 @@ import numpy as np
 from ..ground.once import once
 from ..ground.passing import reraise_passing
 
-__all__ = ["Layout", "array_type", "layout"]
+__all__ = ["Layout", "array_type", "is_traced_type", "layout"]
 
 WR_OBJECT = object.__basicsize__  # in a weak reference: the object, None once it has died; verified here
 _WORD = ctypes.sizeof(ctypes.c_size_t)
@@ -40,6 +40,13 @@ def array_type() -> type | None:
         found = (getattr(sys.modules.get(module), "ArrayImpl", None) for module in _MODULES)
         _types.extend(each for each in found if each is not None)
     return _types[0] if _types else None
+
+
+def is_traced_type(cls: type) -> bool:
+    """Whether values of a type stand for arrays while JAX traces a function."""
+    jax = sys.modules.get("jax")
+    tracer = getattr(getattr(jax, "core", None), "Tracer", None)
+    return isinstance(tracer, type) and issubclass(cls, tracer)
 
 
 @once

@@ -21,6 +21,7 @@ from ..ground.safe_repr import type_name
 from ..ground.shape_notation import extents_of, shape_of
 from . import xla
 from .gradients import differentiable
+from .layout import array_type, is_traced_type
 from .mesh_axes import as_varying, axes_of, with_axes_of
 from .xla_target import TARGET, compiled_for, id_of, name_of, sample_array, why_no_handler
 
@@ -33,10 +34,7 @@ _WEAK = "bool", "int32", "int64", "float32", "float64", "complex64", "complex128
 
 def is_traced(values) -> bool:
     """Whether JAX traces a function by one of these values, or of their items."""
-    import jax
-
-    leaves = (each for position, value in enumerate(values) for _, each in flatten(position, value))
-    return any(isinstance(each, jax.core.Tracer) for each in leaves)
+    return any(is_traced_type(type(each)) for position, value in enumerate(values) for _, each in flatten(position, value))
 
 
 def is_functional() -> bool:
@@ -48,11 +46,9 @@ def is_functional() -> bool:
 
 def check_changed(kernel, bound: tuple) -> None:
     """Raise BufferError if a kernel would write to an array of JAX."""
-    import jax
-
     for position, value in enumerate(bound):
         name = kernel._parameters.name_of(position)
-        if name in kernel.mutates and any(isinstance(each, jax.Array) for _, each in flatten(position, value)):
+        if name in kernel.mutates and any(type(each) is array_type() for _, each in flatten(position, value)):
             raise BufferError(
                 f"{kernel.__qualname__}(): argument {name!r} (position {position}) is written to, and JAX's arrays are "
                 "immutable: call it in a function that jax.jit compiles, where it returns the new value"
@@ -122,7 +118,7 @@ class Traced:
             self.is_native = self.is_native and isinstance(value, tuple)
             items = [self._read(each, position, (*path, i)) for i, each in enumerate(value)]
             return tuple(_like(value, each) for each in (list(zip(*items, strict=True)) or [(), ()]))
-        if isinstance(value, (jax.core.Tracer, jax.Array, np.ndarray)):
+        if is_traced_type(type(value)) or type(value) is array_type() or isinstance(value, np.ndarray):
             if isinstance(value, np.ndarray):
                 value = np.asarray(value, jax.dtypes.canonicalize_dtype(value.dtype))
             self._given.append(value)

@@ -125,7 +125,7 @@ _loaded: dict[str, Framework] = {}
 def frameworks() -> Iterator[Framework]:
     """The frameworks that the program has imported."""
     for name, module in _MODULES.items():
-        if name in sys.modules:
+        if sys.modules.get(name) is not None:
             if name not in _loaded:
                 _loaded[name] = importlib.import_module(f"{__package__.rpartition('.')[0]}.{module}").FRAMEWORK
             yield _loaded[name]

@@ -467,7 +467,7 @@ def test_explain_says_who_makes_the_call():
     texts = []
     for kernel, *others in ((scaled, three), (total,)):
         jax.jit(lambda x: (texts.append(str(kernel.explain(x, *others))), x)[1])(x8)  # noqa: B023
-    assert "XLA's function 'fastexchange' makes it" in texts[0] and "path xla" in texts[0] and "numba" not in texts[0]
+    assert "XLA's function 'fastexchange' makes it" in texts[0] and "path xla" in texts[0] and "path numba" not in texts[0]
     assert "total(): JAX traces this call, and has to know what it returns" in texts[1]
 
 
