@@ -31,7 +31,7 @@ FIRST = {
     "exchange": ("exchange", "calls"),
     "ground": ("cache", "numbas", "calls"),
     "half": ("half",),
-    "jax": ("exchange",),
+    "jax": ("with_jax",),
     "measuring": ("command",),
     "producers": ("exchange", "pytorch"),
     "torch": ("pytorch", "calls"),

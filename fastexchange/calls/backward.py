@@ -38,10 +38,11 @@ class Step:
         pattern = getattr(kernel, "_pattern", None)
         self.is_function = is_function(called)
         if pattern is None and not self.is_function:
+            thing = f"{kernel.__qualname__}(), which declares none" if hasattr(kernel, "py_func") else shown(called)
             raise TypeError(
-                f"{what}: backward= is a function, or kernels that declare outputs, fast_args(out=...), not {shown(called)}"
+                f"{what}: backward= is a function, or kernels that declare outputs, fast_args(out=...), not {thing}"
             )
-        self.call, self._arguments = called, list(arguments)
+        self.call, self._arguments, self._what = called, list(arguments), what
         self.name = f"{getattr(kernel, '__qualname__', type(kernel).__name__)}()"
         names = _parameters_of(called, what) if self.is_function else kernel._parameters.names
         given = [each.name for each in pattern.outputs] if pattern is not None else []
@@ -59,14 +60,25 @@ class Step:
             raise ValueError(f"{what}: backward kernel {self.name} has the output {wrong[0]!r}, which is none of {wanted}")
         self.gives = [self._arguments.index(name[len(GRAD) :]) for name in given] or list(range(len(arguments)))
 
-    def gradients(self, made) -> list:
-        """The gradients for ``gives`` in what ``call`` has returned. Raises RuntimeError if a function returns another number."""
+    def gradients(self, made, shapes: dict[int, tuple]) -> list:
+        """The gradients for ``gives`` in what ``call`` has returned. `shapes`: of arguments that are arrays, by position.
+
+        Raises RuntimeError if a function returns another number, or a gradient of another shape.
+        """
         found = list(made) if isinstance(made, (list, tuple)) else [made]
         if len(found) != len(self.gives):
             raise RuntimeError(
-                f"backward function {self.name} returned {len(found)} gradients, and the kernel has {len(self._arguments)} "
-                f"arguments, {', '.join(self._arguments)}; return None for those without one"
+                f"{self._what}: backward function {self.name} returned {len(found)} gradients, and the kernel has "
+                f"{len(self._arguments)} arguments, {', '.join(self._arguments)}; return None for those without one"
             )
+        for position, gradient in zip(self.gives, found, strict=True):
+            shape = getattr(gradient, "shape", None)
+            if self.is_function and shape is not None and position in shapes and tuple(shape) != shapes[position]:
+                name = self._arguments[position]
+                raise RuntimeError(
+                    f"{self._what}: backward function {self.name} returned a gradient of the shape {tuple(shape)} for {name!r}, "
+                    f"which has {shapes[position]}"
+                )
         return found
 
 
@@ -87,6 +99,8 @@ def steps_of(backward: Any, arguments: Sequence[str], outputs: Sequence[str], wh
     Raises TypeError for what is no step, and ValueError for names that do not fit, and for a gradient that two steps have.
     """
     steps = [Step(each, arguments, outputs, what) for each in (backward if isinstance(backward, (list, tuple)) else [backward])]
+    if not steps:
+        raise ValueError(f"{what}: backward= has no step")
     gives = [position for step in steps for position in step.gives]
     if len(set(gives)) < len(gives):
         twice = next(name for i, name in enumerate(arguments) if gives.count(i) > 1)

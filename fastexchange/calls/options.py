@@ -113,7 +113,8 @@ def check_backward(options: KernelOptions, pattern, parameters: Parameters, func
         return
     what = f"fast_args(): {function.__qualname__}()"
     if pattern is None or options.mutates:
-        raise ValueError(f"{what}: backward= needs a kernel that declares its outputs, out=, and writes to no argument, mutates=")
+        why = "declare its outputs, out=" if pattern is None else "it cannot write to arguments, mutates="
+        raise ValueError(f"{what}: a kernel with backward= returns what is differentiated: {why}")
     if options.allows_grad:
         raise ValueError(f"{what}: a kernel with grad='allow' hides its arguments from autograd; backward= needs grad='refuse'")
     outputs = [each.name for each in pattern.outputs]

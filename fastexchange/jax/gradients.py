@@ -33,6 +33,12 @@ def differentiable(function: Callable, traced, axes: frozenset) -> Callable:
 
     def backward(kept, given):
         operands, made = kept
+        for each, name in zip(given, outputs, strict=True):
+            if name in unused and not isinstance(each, jax.custom_derivatives.SymbolicZero):
+                raise TypeError(
+                    f"{traced.name}(): its output {name!r} is differentiated, and no step of the kernel's backward= has the "
+                    f"parameter {GRAD + name!r}"
+                )
         gradients = [_as_gradient(each, result) for each, result in zip(given, traced.results, strict=True)]
         bound = traced.with_operands(operands)
         known: dict[str, Any] = dict(zip((GRAD + name for name in outputs), gradients, strict=True))
@@ -41,7 +47,7 @@ def differentiable(function: Callable, traced, axes: frozenset) -> Callable:
         found: list[Any] = [None] * len(names)
         for step in steps:
             call = getattr(step.call, "kernel", step.call)  # of an operator of PyTorch
-            made = step.gradients(call(*[known[name] for name in step.needs]))
+            made = step.gradients(call(*[known[name] for name in step.needs]), shapes)
             for position, gradient in zip(step.gives, made, strict=True):
                 found[position] = gradient
         pairs = zip(traced.operands, places, strict=True)
@@ -52,8 +58,14 @@ def differentiable(function: Callable, traced, axes: frozenset) -> Callable:
     steps = steps_of(traced.kernel.backward, names, outputs, traced.name)
     gives = {position for step in steps for position in step.gives}
     places = traced.places
+    shapes = {position: tuple(each.shape) for each, (position, path) in zip(traced.operands, places, strict=True) if not path}
+    taken = {name for step in steps for name in step.needs}
+    unused = {
+        name for name, each in zip(outputs, traced.results, strict=True)
+        if GRAD + name not in taken and jax.numpy.issubdtype(each.dtype, jax.numpy.inexact)
+    }  # fmt: skip
     # Only where some gradient is missing: not all of JAX takes functions that ask whether an operand is differentiated.
-    is_partial = any(
+    is_partial = bool(unused) or any(
         position not in gives and jax.numpy.issubdtype(each.dtype, jax.numpy.inexact)
         for each, (position, _) in zip(traced.operands, places, strict=True)
     )
@@ -87,7 +99,7 @@ def _as_gradient(given, result):
     import jax
 
     if isinstance(given, jax.custom_derivatives.SymbolicZero) or given.dtype == jax.dtypes.float0:
-        given = jax.numpy.zeros(result.shape, result.dtype)
+        given = jax.numpy.zeros(result.shape, jax.dtypes.canonicalize_dtype(result.dtype))
     return given.conj() if jax.numpy.iscomplexobj(given) else given
 
 

@@ -18,7 +18,7 @@ MOST_PUT = 1 << 21
 
 
 def put(array: np.ndarray, is_new: bool):
-    """An array of JAX on the CPU with the values of `array`. None: this JAX has no such function.
+    """An array of JAX on the CPU with the values of `array`, as ``from_dlpack`` makes it. None: this JAX has no such function.
 
     `is_new`: nobody else has its memory, so JAX need not copy it, if it is aligned as JAX wants it. The array lives as long then.
     """
@@ -49,6 +49,8 @@ def _find():
 
     def function(array, is_copied):
         is_committed = False
+        if array.dtype.itemsize >= 8:  # without numbers of 64 bits JAX has others in their place
+            array = np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
         return batched_device_put(type_of(array.shape, array.dtype), sharding, [array], [device], is_committed, is_copied)
 
     with jax.ensure_compile_time_eval():  # JAX may be tracing a function

@@ -212,7 +212,9 @@ class Traced:
         function = self._by_python if self.why_not_native() else self._by_xla()
         with jax.named_scope(self.kernel.py_func.__name__):
             made = differentiable(function, self, axes)(*given)
-        outputs = list(made[: len(self.results) - len(self._changes)])
+            # Without numbers of 64 bits an output that is declared so is another, as it is of an eager call.
+            made = [each.astype(jax.dtypes.canonicalize_dtype(each.dtype)) for each in made]
+        outputs = made[: len(self.results) - len(self._changes)]
         changed = iter(made[len(outputs) :])
         for position, value in enumerate(self._bound):
             if self.kernel._parameters.name_of(position) in self._changed:

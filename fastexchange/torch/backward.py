@@ -109,12 +109,30 @@ def _backward_of(steps: list[Step], schema: Schema, kernel) -> tuple[Callable, C
     gives = {position for step in steps for position in step.gives}
     is_alone = len(steps) == 1 and not steps[0].is_function and steps[0].gives == [*range(len(arguments))]
 
+    taken = {name for step in steps for name in step.needs}
+    unused = [at for at, name in enumerate(outputs) if GRAD + name not in taken]
+    has_functions = any(step.is_function for step in steps)
+
     def setup_context(ctx, inputs, output):
-        values = (*inputs, *(output if isinstance(output, tuple) else (output,)))
+        made = output if isinstance(output, tuple) else (output,)
+        values = (*inputs, *made)
         ctx.save_for_backward(*[values[at] for at in saved])
         ctx.others = [values[at] for at in others]
+        if has_functions:
+            ctx.shapes = {at: tuple(value.shape) for at, value in enumerate(inputs) if hasattr(value, "shape")}
+        if unused:
+            ctx.set_materialize_grads(False)  # so that one that is not asked for is None
+            ctx.like = [value.new_zeros(()).expand(value.shape) for value in made]
 
     def backward(ctx, *grads):
+        for at in unused:
+            if grads[at] is not None:
+                raise RuntimeError(
+                    f"{kernel.__qualname__}(): its output {outputs[at]!r} is differentiated, and no step of the kernel's "
+                    f"backward= has the parameter {GRAD + outputs[at]!r}"
+                )
+        if unused:
+            grads = tuple(zero.clone() if grad is None else grad for grad, zero in zip(grads, ctx.like, strict=True))
         values = (*ctx.saved_tensors, *ctx.others, *grads) if needed else grads  # as `kept` says
         is_needed = ctx.needs_input_grad
         if is_alone and all(is_needed):
@@ -128,12 +146,12 @@ def _backward_of(steps: list[Step], schema: Schema, kernel) -> tuple[Callable, C
         found: list[Any] = [None] * len(arguments)
         for step, at in zip(steps, places, strict=True):
             if any(is_needed[position] for position in step.gives):
-                made = step.gradients(_call(step.call, [values[i] for i in at]))
+                made = step.gradients(_call(step.call, [values[i] for i in at]), ctx.shapes if has_functions else {})
                 for position, grad in zip(step.gives, made, strict=True):
                     found[position] = grad if is_needed[position] else None
         return tuple(found)
 
-    return backward, setup_context if needed else None
+    return backward, setup_context if needed or unused or has_functions else None
 
 
 def _call(kernel, values: list):

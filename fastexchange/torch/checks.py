@@ -106,7 +106,7 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
         tensor.detach()  # a subclass may raise its own error
         raise BufferError(
             "it requires grad, and autograd would not see what is done with its memory; pass its detach(), or call within "
-            "torch.no_grad()"
+            "torch.no_grad(); a kernel can declare its gradient, fast_args(out=..., backward=...)"
         )
     keys, key = private("_C._dispatch_keys"), private("_C.DispatchKey.Python")
     is_known = keys is not None and key is not None

@@ -112,7 +112,7 @@ class _PyTorch(Framework):
         find_by_name()
 
     def call(self, kernel, bound: tuple):
-        """See :class:`Framework`. Raises TypeError for a call that autograd has to see, and that no operator makes."""
+        """See :class:`Framework`. Raises an error for a call that autograd has to see, and that no operator makes."""
         from .tracing import call_symbolic, check_recorded
 
         result = call_symbolic(kernel, bound)

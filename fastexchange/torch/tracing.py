@@ -20,6 +20,7 @@ from ..dispatch.overloads import METHODS
 from ..ground.numba_internals import overloads_of
 from ..ground.omitted import OMITTED
 from ..ground.once import once
+from ..ground.safe_repr import type_name
 from .checks import is_recorded
 from .declaration import declaration_of
 from .library import has_operators, is_registered, register, registered_as
@@ -136,7 +137,7 @@ def call_symbolic(kernel, bound: tuple):
     if not name:
         return NotImplemented
     if kernel.backward is not None and _has_outputs(kernel, bound) and not any(map(is_symbolic, bound)):
-        return NotImplemented  # the kernel refuses tensors that require grad together with an output
+        return NotImplemented
     operator = _operators.get(name)
     if operator is None:
         qualified = f"{NAMESPACE}::{name}"
@@ -152,12 +153,24 @@ def call_symbolic(kernel, bound: tuple):
 
 
 def check_recorded(kernel, bound: tuple) -> None:
-    """Raise TypeError for a call that autograd has to see because of a tensor among the arguments, and that no operator makes."""
+    """Raise TypeError or BufferError for a call that autograd has to see, and that no operator makes."""
     import torch
 
-    if is_recorded(bound) and not _has_outputs(kernel, bound):
-        why = UNTRACED["argument" if any(_kind(torch, value)[0] == "?" for value in bound) else "schema"]
-        raise TypeError(f"{kernel.__qualname__}(): a tensor requires grad, and PyTorch cannot record the call: {why}")
+    if not is_recorded(bound):
+        return
+    for position in range(len(bound) - len(kernel._pattern.outputs), len(bound)):
+        if bound[position] is not OMITTED and bound[position] is not None:
+            name = kernel._parameters.name_of(position)
+            raise BufferError(
+                f"{kernel.__qualname__}(): argument {name!r} (position {position}) is an output, and a tensor requires grad: leave "
+                "it out"
+            )
+    why = UNTRACED["schema"]
+    for position, value in enumerate(bound):
+        if _kind(torch, value)[0] == "?":
+            name, kind = kernel._parameters.name_of(position), type_name(type(value))
+            why = f"argument {name!r} (position {position}) is a {kind}; pass a PyTorch tensor, a list of such, a number or None"
+    raise TypeError(f"{kernel.__qualname__}(): a tensor requires grad, and PyTorch cannot record the call: {why}")
 
 
 def _has_outputs(kernel, bound: tuple) -> bool:

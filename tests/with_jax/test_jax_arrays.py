@@ -246,6 +246,22 @@ def test_an_error_of_jax_names_the_argument_also_of_kernels_with_outputs():
         added(one, two)
 
 
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_results_of_64_bits_are_what_jax_makes_of_them(is_wide):
+    for dtype in ("float64", "int64", "uint64", "complex128"):
+        new = fast_args(returns="x")(new_of[dtype])
+        with jax_with_64_bits(is_wide):
+            made = new(jnp.ones(3, "float32"))
+            assert made.dtype == jax.dtypes.canonicalize_dtype(dtype) and made.nbytes == made.on_device_size_in_bytes()
+            assert (made + made).tolist() == [2, 2, 2]
+
+
+new_of = {
+    "float64": lambda x: np.ones(3, np.float64), "int64": lambda x: np.ones(3, np.int64),
+    "uint64": lambda x: np.ones(3, np.uint64), "complex128": lambda x: np.ones(3, np.complex128),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("size", [1, 1000, 100_000, 1_000_000])
 def test_outputs_of_all_sizes(size):
     one = jnp.full(size, 2.0)

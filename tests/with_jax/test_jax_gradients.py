@@ -157,9 +157,16 @@ def test_forward_mode_is_an_error():
         jax.jvp(undeclared, (x4,), (x4,))
 
 
+@fast_args
+def plain(grad_y):
+    return grad_y
+
+
 WRONG = [
-    (ValueError, "needs a kernel that declares its outputs", {"out": None}),
-    (ValueError, "needs a kernel that declares its outputs", {"mutates": "x"}),
+    (ValueError, "declare its outputs, out=", {"out": None}),
+    (ValueError, "it cannot write to arguments, mutates=", {"mutates": "x"}),
+    (ValueError, "backward= has no step", {"backward": []}),
+    (TypeError, r"that declare outputs, .*, not plain\(\), which declares none", {"backward": plain}),
     (ValueError, r"has the parameter 'ctx', which is none of grad_y, w, x, y", {"backward": lambda ctx, grad: grad}),
     (ValueError, r"has the output 'y', which is none of grad_x, grad_w", {"backward": undeclared}),
     (ValueError, "two steps of backward= give 'grad_x'", {"backward": [of_x_only, of_x_only]}),
@@ -172,6 +179,48 @@ WRONG = [
 def test_a_backward_pass_that_does_not_fit_is_refused(error, message, options):
     with pytest.raises(error, match=rf"^fast_args\(\): .*{message}"):
         fast_args(**{"out": "x[n], w[n] -> y[n]", "backward": of_x_only, **options})(lambda x, w, y: None)
+
+
+def test_an_output_whose_gradient_no_step_takes():
+    steps = fast_args(out="grad_a[n], x[n] -> grad_x[n]")(lambda grad_a, x, grad_x: twofold(grad_a, grad_x))
+    both = fast_args(out="x[n] -> a[n], b[n]", backward=steps)(lambda x, a, b: two_and_three(x, a, b))
+    assert np.array_equal(jax.grad(lambda x: both(x)[0].sum())(x4), np.full(4, 2))
+    with pytest.raises(TypeError, match=r"its output 'b' is differentiated, .* has the parameter 'grad_b'"):
+        jax.grad(lambda x: both(x)[1].sum())(x4)
+    if torch is not None:
+        x = torch.ones(4, requires_grad=True)
+        assert torch.autograd.grad(both(x)[0].sum(), x)[0].equal(torch.full((4,), 2.0))
+        with pytest.raises(RuntimeError, match=r"its output 'b' is differentiated, .* has the parameter 'grad_b'"):
+            torch.autograd.grad(both(x)[1].sum(), x)
+
+
+@njit
+def twofold(grad_a, grad_x):
+    grad_x[:] = grad_a * 2
+
+
+@njit
+def two_and_three(x, a, b):
+    for i in range(x.size):
+        a[i], b[i] = 2 * x[i], 3 * x[i]
+
+
+def test_a_gradient_of_another_shape():
+    wrong = fast_args(out="x[n], w[m] -> y[n]", backward=lambda x, w, grad_y: (grad_y * w[0], grad_y * x))(
+        lambda x, w, y: scaled_by(x, w, y)
+    )
+    message = r"returned a gradient of the shape \(4,\) for 'w', which has \(1,\)"
+    with pytest.raises(RuntimeError, match=message):
+        jax.grad(lambda w: wrong(x4, w).sum())(np.ones(1))
+    if torch is not None:
+        with pytest.raises(RuntimeError, match=message):
+            wrong(torch.ones(4), torch.ones(1, requires_grad=True)).sum().backward()
+
+
+@njit
+def scaled_by(x, w, y):
+    for i in range(x.size):
+        y[i] = x[i] * w[0]
 
 
 def test_a_function_that_returns_too_few_gradients():
@@ -210,7 +259,7 @@ def test_pytorch_says_what_it_cannot_record():
     with pytest.raises(RuntimeError, match=r"half_declared\(\): argument 'w' \(position 1\) requires grad, .* gives 'grad_w'"):
         half_declared(x, w).sum().backward()
     half_declared(x, w.detach()).sum().backward()
-    with pytest.raises(TypeError, match=r"product\(\): a tensor requires grad, and PyTorch cannot record the call: an argument"):
+    with pytest.raises(TypeError, match=r"^product\(\): a tensor requires grad, .* argument 'w' \(position 1\) is a numpy.ndarray"):
         product(x, np.ones(4, np.float32), 2.0)
     shifted_by = fast_args(out="x[n] -> y[n]", backward=lambda grad_y: (grad_y, None))(lambda x, k=3.0, y=None: shift(x, k, y))
     assert torch.autograd.grad(shifted_by(x, 5).sum(), x)[0].equal(torch.ones(4)) and shifted_by(x, 5)[0] == 6
@@ -276,6 +325,6 @@ def test_a_call_that_was_recorded_leaves_others_as_they_are():
     assert kernel(torch.nn.Parameter(torch.ones(3))).requires_grad and kernel(x=x).requires_grad
     out = torch.empty(4)
     assert kernel(x.detach(), out) is out
-    with pytest.raises(BufferError, match="requires grad"):
+    with pytest.raises(BufferError, match=r"argument 'y' \(position 1\) is an output, and a tensor requires grad: leave it out"):
         kernel(x, out)
     assert kernel(x).requires_grad

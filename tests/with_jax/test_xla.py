@@ -66,12 +66,14 @@ def test_a_compiled_call_is_the_eager_one(dtype):
     assert not calls_python(twice, x8)
 
 
-def test_an_output_has_the_dtype_that_is_declared():
+def test_an_output_has_the_dtype_that_jax_makes_of_the_declared_one():
     wide = fast_args(out="x[n] -> y[n]: float64")(twice.py_func)
     for is_wide in (True, False):
         with jax_with_64_bits(is_wide):
             want, got = wide(x8), jax.jit(wide)(x8)
-            assert got.dtype == want.dtype and np.array_equal(got, want)
+            assert got.dtype == want.dtype == ("float64" if is_wide else "float32") and np.array_equal(got, want)
+            assert want.nbytes == want.on_device_size_in_bytes() and np.array_equal(want + 1, got + 1)
+            assert np.array_equal(jax.lax.scan(lambda c, _: (wide(c), None), got, None, length=2)[0], 8 * x8)
 
 
 IN_JAX = {
