@@ -162,8 +162,8 @@ def check_recorded(kernel, bound: tuple) -> None:
         if bound[position] is not OMITTED and bound[position] is not None:
             name = kernel._parameters.name_of(position)
             raise BufferError(
-                f"{kernel.__qualname__}(): argument {name!r} (position {position}) is an output, and a tensor requires grad: leave "
-                "it out"
+                f"{kernel.__qualname__}(): argument {name!r} (position {position}) is an output, and a tensor requires grad: "
+                "leave it out"
             )
     why = UNTRACED["schema"]
     for position, value in enumerate(bound):
