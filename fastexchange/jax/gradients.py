@@ -40,8 +40,9 @@ def differentiable(function: Callable, traced, axes: frozenset) -> Callable:
                     f"parameter {GRAD + name!r}"
                 )
         gradients = [_as_gradient(each, result) for each, result in zip(given, traced.results, strict=True)]
-        bound = traced.with_operands(operands)
+        bound = traced.with_operands(None if each is None else jax.numpy.asarray(each) for each in operands)
         known: dict[str, Any] = dict(zip((GRAD + name for name in outputs), gradients, strict=True))
+        made = [jax.numpy.asarray(each) for each in made or ()]  # JAX may keep constants of a type of its own
         known |= dict(zip(outputs, made or [None] * len(outputs), strict=True))
         known |= zip(names, bound, strict=False)  # an argument may have the name of a gradient: it is first
         found: list[Any] = [None] * len(names)

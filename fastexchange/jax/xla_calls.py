@@ -16,6 +16,7 @@ from ..ground import dtype_registry
 from ..ground.dlpack_types import DLDataType
 from ..ground.numba_internals import compiles_as_numba, is_object_mode
 from ..ground.omitted import OMITTED
+from ..ground.once import once
 from ..ground.parameters import flatten
 from ..ground.safe_repr import type_name
 from ..ground.shape_notation import extents_of, shape_of
@@ -125,6 +126,8 @@ class Traced:
             self.operands.append(_Operand(value.shape, value.dtype))
             self.places.append((position, path))
             return self._sample_of(value, position), self.operands[-1]
+        if type(value).__module__.startswith("jax.") and hasattr(value, "dtype"):  # a constant of JAX's, before version 0.9
+            return self._read(np.asarray(value), position, path)
         if value is None or value is OMITTED:
             self._sources.append((batches.NOWHERE, None))
         elif type(value) in _PYTHONS or isinstance(value, np.generic):
@@ -169,6 +172,8 @@ class Traced:
             for output, shape in zip(self._pattern.outputs, self._shapes(given), strict=True):
                 wanted = self._pattern.dtype_of(output, dtypes, self.name)
                 dtype = dtype_registry.dtype_of(wanted.code, wanted.bits)
+                if (narrow := jax.dtypes.canonicalize_dtype(dtype)) != dtype and not _has_wide_results():
+                    dtype = narrow
                 made.append(jax.ShapeDtypeStruct(shape, dtype))
         return made + [jax.ShapeDtypeStruct(self.operands[i].shape, self.operands[i].dtype) for i in self._changes]
 
@@ -211,7 +216,15 @@ class Traced:
             self.results = [with_axes_of(given[0], each) for each in self.results]
         function = self._by_python if self.why_not_native() else self._by_xla()
         with jax.named_scope(self.kernel.py_func.__name__):
-            made = differentiable(function, self, axes)(*given)
+            try:
+                made = differentiable(function, self, axes)(*given)
+            except TypeError as error:
+                if "custom_vjp" not in str(error) or self.kernel.backward is None:
+                    raise
+                raise TypeError(
+                    f"{self.name}(): JAX's forward mode (jvp, jacfwd, hessian) has no use for a backward pass; use jax.grad, "
+                    f"jax.vjp or jax.jacrev: {error}"
+                ) from error
             # Without numbers of 64 bits an output that is declared so is another, as it is of an eager call.
             made = [each.astype(jax.dtypes.canonicalize_dtype(each.dtype)) for each in made]
         outputs = made[: len(self.results) - len(self._changes)]
@@ -282,6 +295,14 @@ class Traced:
 
 _PASSED = structs.KEY_ARRAY, structs.KEY_SCALAR, structs.KEY_NONE, structs.KEY_OMITTED, structs.KEY_TUPLE
 """What the handler passes to kernels."""
+
+
+@once
+def _has_wide_results() -> bool:
+    """Whether functions of XLA have results of 64 bits while JAX has none, as now: not before JAX 0.9."""
+    import jax
+
+    return jax.eval_shape(jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct((), np.float64))).dtype == np.float64
 
 
 def _undeclared(kernel, bound: tuple) -> str:
