@@ -43,7 +43,8 @@ def descend(w, g, rate):
         w[i] -= rate * g[i]
 
 
-three, x8 = jnp.float32(3), jnp.arange(8.0)
+# Of NumPy: an array of JAX starts its threads, and a process that collects these tests forks others.
+three, x8 = np.array(3, np.float32), np.arange(8, dtype=np.float32)
 
 
 def plus_scan(x, s):
@@ -70,7 +71,7 @@ def test_an_output_has_the_dtype_that_jax_makes_of_the_declared_one():
     wide = fast_args(out="x[n] -> y[n]: float64")(twice.py_func)
     for is_wide in (True, False):
         with jax_with_64_bits(is_wide):
-            want, got = wide(x8), jax.jit(wide)(x8)
+            want, got = wide(jnp.asarray(x8)), jax.jit(wide)(x8)
             assert got.dtype == want.dtype == ("float64" if is_wide else "float32") and np.array_equal(got, want)
             assert want.nbytes == want.on_device_size_in_bytes() and np.array_equal(want + 1, got + 1)
             assert np.array_equal(jax.lax.scan(lambda c, _: (wide(c), None), got, None, length=2)[0], 8 * x8)
@@ -356,9 +357,9 @@ def test_nothing_keeps_what_jax_has_traced():
 
 
 def test_arrays_are_written_to_in_whatever_jax_traces():
-    assert np.array_equal(jax.jit(lambda: descend(x8, x8, 1.0))(), np.zeros(8))
+    assert np.array_equal(jax.jit(lambda: descend(jnp.arange(8.0), jnp.arange(8.0), 1.0))(), np.zeros(8))
     with jax.disable_jit():
-        assert np.array_equal(jax.jit(lambda x: descend(x, x, 1.0))(x8), np.zeros(8))
+        assert np.array_equal(jax.jit(lambda x: descend(x, x, 1.0))(jnp.arange(8.0)), np.zeros(8))
 
 
 def test_two_exported_kernels_of_one_name_are_none():
