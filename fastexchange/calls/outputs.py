@@ -14,7 +14,6 @@ from ..arguments.discovery import learn
 from ..dispatch import outputs as native
 from ..dispatch.results import NEW
 from ..dispatch.runtime import runtime
-from ..exchange.errors import refused
 from ..exchange.export import export_of, known
 from ..ground import dtype_registry
 from ..ground.dlpack import DLDeviceType
@@ -36,7 +35,6 @@ class Outputs:
 
     def __init__(self, pattern: Pattern, parameters: Parameters, name: str):
         self.pattern, self._parameters, self._name = pattern, parameters, name
-        self.__qualname__ = name  # as a kernel has it, for errors
         self.first = len(parameters.names) - len(self.pattern.outputs)
         """The position of the first output."""
         self._is_debugging = is_debugging()
@@ -138,18 +136,9 @@ class Outputs:
                 raise OverflowError(f"{self._argument(position)} is an extent that does not fit into 64 bits")
             numbers.append(int(value))
         positions = [each.position for each in self.pattern.inputs]
-        read = [self._shape_and_dtype(arguments[position], position) for position in positions]
+        read = [shape_and_dtype(arguments[position], self._argument(position)) for position in positions]
         shapes = self.pattern.shapes_of(numbers, [shape for shape, _ in read], self._name)
         return shapes, dict(zip(positions, (dtype for _, dtype in read), strict=True))
-
-    def _shape_and_dtype(self, value, position: int) -> tuple[tuple[int, ...], DLDataType | None]:
-        """:func:`shape_and_dtype`, whose exceptions name the argument."""
-        try:
-            return shape_and_dtype(value, self._argument(position))
-        except Exception as error:
-            if str(error).startswith(f"{self._name}()"):
-                raise
-            refused(self, position, error)
 
     # ---- allocating --------------------------------------------------------------------------------------------------
 

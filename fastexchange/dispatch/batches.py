@@ -268,10 +268,10 @@ def take_copies(batch, words, addresses):
 
 @native
 def run_items(batch, overload, words, excinfo):
-    """Call a kernel, which returns None, for each item of a batch, until it raises. Returns how it ends and a code.
+    """Call a kernel, which returns None, for each item of a batch, until it raises.
 
     `words`: room for the values of a call (:func:`words_needed`). `excinfo`: gets the one for ``fx_context.raise_error``.
-    GIL: not needed.
+    Returns: RAN, RAISED, DIFFERS or NO_MEMORY; with RAISED also the kernel's return code. GIL: not needed.
     """
     first = buffer_at(load(batch.results))
     ranks = first.rank - load(batch.numbers)
@@ -283,7 +283,7 @@ def run_items(batch, overload, words, excinfo):
     for d in range(ranks):
         items *= load(first.dims + 8 * d)
     keeps = overload.keeps != KEEPS_NOTHING
-    addresses = words + 8 * (words_needed(batch.keys, batch.key_count) - batch.key_count)
+    addresses = words + 8 * (words_needed(batch.keys, batch.key_count) - batch.key_count) if keeps else 0
     for item in range(items):
         write_words(batch, ranks, item, words)
         if keeps and not lend_copies(batch, words, addresses):

@@ -48,8 +48,8 @@ def differentiable(function: Callable, traced, axes: frozenset) -> Callable:
         found: list[Any] = [None] * len(names)
         for step in steps:
             call = getattr(step.call, "kernel", step.call)  # of an operator of PyTorch
-            made = step.gradients(call(*[known[name] for name in step.needs]), shapes)
-            for position, gradient in zip(step.gives, made, strict=True):
+            given = step.gradients(call(*[known[name] for name in step.needs]), shapes)
+            for position, gradient in zip(step.gives, given, strict=True):
                 found[position] = gradient
         pairs = zip(traced.operands, places, strict=True)
         return tuple(_gradient_of(each, found[position], path, axes) for each, (position, path) in pairs)

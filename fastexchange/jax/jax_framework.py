@@ -1,5 +1,7 @@
 """What JAX's arrays have besides their memory."""
 
+import numpy as np
+
 from ..arguments.kind import MEANINGS
 from ..ground.dlpack import VERSION
 from ..producers.framework import Framework
@@ -20,6 +22,10 @@ class _JAX(Framework):
         if tensor.is_deleted():
             tensor.__dlpack__()
         tensor.block_until_ready()
+
+    def elements_of(self, tensor):
+        """See :class:`Framework`. Whoever reads a deleted array says so, with the argument's name."""
+        return np.empty(0, tensor.dtype) if isinstance(tensor.dtype, np.dtype) else tensor
 
     def as_dlpack_raises(self, tensor, error: Exception) -> Exception:
         """See :class:`Framework`. JAX's Python code says more, for example of a deleted array."""

@@ -216,15 +216,7 @@ class Traced:
             self.results = [with_axes_of(given[0], each) for each in self.results]
         function = self._by_python if self.why_not_native() else self._by_xla()
         with jax.named_scope(self.kernel.py_func.__name__):
-            try:
-                made = differentiable(function, self, axes)(*given)
-            except TypeError as error:
-                if "custom_vjp" not in str(error) or self.kernel.backward is None:
-                    raise
-                raise TypeError(
-                    f"{self.name}(): JAX's forward mode (jvp, jacfwd, hessian) has no use for a backward pass; use jax.grad, "
-                    f"jax.vjp or jax.jacrev: {error}"
-                ) from error
+            made = differentiable(function, self, axes)(*given)
             # Without numbers of 64 bits an output that is declared so is another, as it is of an eager call.
             made = [each.astype(jax.dtypes.canonicalize_dtype(each.dtype)) for each in made]
         outputs = made[: len(self.results) - len(self._changes)]

@@ -155,7 +155,8 @@ def _learn(address: int) -> int:
     name = bytes(ffi.buffer(attributes.kernel.ptr, attributes.kernel.len)).decode("utf-8", "surrogatepass")
     kernel = _named.get(name)
     if kernel is None:
-        found = [each for each in list(declaring.values()) if _base_name(each) == name and not vars(each).get("_xla_name")]
+        same = [each for each in list(declaring.values()) if _base_name(each) == name]
+        found = [each for each in same if vars(each).get("_xla_name") in (None, name)]  # another thread may have named it
         if len(found) != 1:
             count = f"{len(found)} kernels" if found else "no kernel"
             raise LookupError(f"this process has {count} {name}, declared as when the call was traced: import its module")

@@ -9,7 +9,6 @@ import ctypes
 from .._abi import ffi
 from ..calls.precompile import compiled_natively
 from ..dispatch import batches, structs
-from ..dispatch.kept import KEEPS_NOTHING
 from ..ground.native import address_of
 from ..ground.numba_internals import CPUDispatcher, compiles_as_numba
 from ..ground.omitted import OMITTED
@@ -55,7 +54,7 @@ def call_mapped(kernel, schema: Schema, size: int, in_dims: tuple, args: tuple):
     if report.status != structs.STATUS_UNKNOWN_SHAPE or native.native.needs_owning_exports or len(keys) != len(bound):
         return NotImplemented
     overload = native.overload_of(keys)
-    if overload.keeps != KEEPS_NOTHING or overload.box:
+    if overload.box:
         return NotImplemented
     results = [each.new_empty((size, *each.shape)) for each in outputs]
     values = [_source(value) for value in bound[: -len(outputs)]] + [(batches.RESULT, (0, 0))] * len(outputs)
