@@ -4,13 +4,16 @@ Without a subcommand ``bench`` runs.
 """
 
 import argparse
+import contextlib
 import io
 import math
 import os
+import signal
 import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from . import __version__
 from .command import CommandError
@@ -290,11 +293,20 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
+def _end(*_: object) -> NoReturn:
+    """End at once, as interrupted: an orderly end may trip over threads of other packages, after an interrupted import of theirs."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # there is no stream, or the signal came while it was written to
+            progress("")
+            stream.flush()
+    os._exit(130)
+
+
 if __name__ == "__main__":
+    # As an exception Ctrl-C may come up in C++ that expects none, in an import or a callback, and end as an abort.
+    if sys.argv[1:2] not in ([name] for name in _RUNS_PROGRAM) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
     exit_code = main()
-    if exit_code == 130:  # after an interrupted import or compilation, threads of other packages may crash at exit
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        os._exit(exit_code)
+    if exit_code == 130:
+        _end()
     sys.exit(exit_code)
