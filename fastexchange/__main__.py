@@ -294,7 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _end(*_: object) -> NoReturn:
-    """End at once, as interrupted: an orderly end may trip over threads of other packages, after an interrupted import of theirs."""
+    """End at once, as interrupted: after an interrupted import an orderly end may trip over threads of other packages."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # there is no stream, or the signal came while it was written to
             progress("")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from frameworks import torch
 from interoperability import ml_dtypes
+from nights import at_night
 
 CALLS = 4  # the first makes the cache entry
 
@@ -53,9 +54,7 @@ FORMS = [
 BY_NAME = {form.name: form for form in FORMS}
 BFLOAT16, FLOAT8 = BY_NAME["bfloat16"], BY_NAME["float8_e4m3fn"]
 of_each = pytest.mark.parametrize("form", FORMS, ids=str)
-of_one = pytest.mark.parametrize(
-    "form", [BFLOAT16, *(pytest.param(each, marks=pytest.mark.nightly) for each in FORMS[1:])], ids=str
-)
+of_one = pytest.mark.parametrize("form", at_night(FORMS, BFLOAT16), ids=str)
 """Marks tests that compile much. What a format has of its own, its conversions, others have of each."""
 
 

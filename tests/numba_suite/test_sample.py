@@ -4,6 +4,7 @@ All of them run with ``bash .ci/nightly``. Modules whose tests take long are lef
 """
 
 import pytest
+from nights import at_night
 from suite import compare, listed, modules
 
 pytestmark = pytest.mark.slow
@@ -16,7 +17,7 @@ PARTS = 6  # processes, each with modules from the whole alphabet
 MODULES = [name for name in modules() if name.rpartition(".")[2] not in SLOW]
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", at_night(range(PARTS), 0))
 def test_what_numba_tests_is_the_same_accelerated(part):
     made = compare(MODULES[part::PARTS], share=SHARE, limit=LIMIT)
     print(made.counts())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from forked import needs_fork
 from interpreter import copy_native_code
+from nights import at_night
 from numba import types
 from numba.core.typeconv import Conversion
 from numba.extending import NativeValue, lower_cast, models, register_model, unbox
@@ -31,6 +32,8 @@ CHANGES = {
     "a dispatcher's attribute": ("hide(dispatcher.Dispatcher, 'compile')", "dispatchers"),
     "what a call does": ("self_test._kernel.__code__ = (lambda a, pair, z, number: 5 if number else 'x').__code__", "calls"),
 }
+
+OF_EACH_VERDICT = {verdict: change for change, (_, verdict) in CHANGES.items()}.values()
 
 CHANGED = """
     import sys
@@ -82,7 +85,7 @@ def test_the_installed_numba_is_as_expected():
 
 @pytest.mark.slow
 @needs_fork
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", at_night(CHANGES, *OF_EACH_VERDICT))
 def test_a_numba_that_has_changed(change, tmp_path):
     code, name = CHANGES[change]
     if code_cache.directory is not None:  # but for the verdict of the self-test

@@ -6,7 +6,20 @@ from pathlib import Path
 
 import pytest
 
-PERF = Path(__file__).resolve().parents[2] / "perf"
+HERE = Path(__file__).resolve().parent
+PERF = HERE.parents[1] / "perf"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of the dtypes of a kernel's test, the first runs before each commit, and all at night: each is a compilation."""
+    seen = set()
+    for item in items:
+        if item.path.parent == HERE and "dtype" in getattr(item, "fixturenames", ()):
+            of = item.function, item.callspec.params.get("name")
+            if of in seen:
+                item.add_marker(pytest.mark.nightly)
+            seen.add(of)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from frameworks import has_table  # noqa: E402
 from interoperability import Wrapper  # noqa: E402
 from interpreter import HERE, environment_of  # noqa: E402
 from made_producers import Dunder, Ledger, tabled_type  # noqa: E402
+from nights import at_night  # noqa: E402
 from odd_tensors import ODD  # noqa: E402
 from oracle import new_kernel  # noqa: E402
 
@@ -256,9 +257,7 @@ OF_NATIVE_CODE = "native or is_read or borrowed or without_the_gil or box_hold o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=pytest.mark.nightly if "either" in how or "neither" in how else ()) for how in OTHERWISE]
-)
+@pytest.mark.parametrize("how", at_night(OTHERWISE, "its keys are not found"))
 def test_a_pytorch_that_is_otherwise_gets_the_same_answers(how):
     """Whose tensors lie in memory in some other way, or that is older than 2.10: all that is not about how fast it is."""
     others = OF_THE_PROCESS + f" or {OF_NATIVE_CODE}" * ("either" in how or "neither" in how)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch_operators
 from forked import fork_python
+from nights import at_night
 from numba import objmode, prange
 from torch_operators import axpy_op, doubled, native_calls, refused, scale, scale_op, tensors, torch
 from ways import mode_of
@@ -67,7 +68,7 @@ def square_double(grad_grad_x, grad_y, x, grad_grad_y, grad_x):
     grad_x[:] = 2 * grad_y * grad_grad_x
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", at_night(["eager", "aot_eager", "inductor"], "eager", "aot_eager"))
 def test_compiled_with_gradients(backend):
     x, w = tensors()
     op = scale_op()
