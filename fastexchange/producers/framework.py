@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 __all__ = ["PLAIN", "Framework", "framework_of", "framework_of_type", "framework_that_sees", "frameworks"]
@@ -122,13 +121,14 @@ _MODULES = {"torch": "torch.torch_framework", "jax": "jax.jax_framework"}
 _loaded: dict[str, Framework] = {}
 
 
-def frameworks() -> Iterator[Framework]:
+def frameworks() -> list[Framework]:
     """The frameworks that the program has imported."""
-    for name, module in _MODULES.items():
-        if sys.modules.get(name) is not None:
-            if name not in _loaded:
-                _loaded[name] = importlib.import_module(f"{__package__.rpartition('.')[0]}.{module}").FRAMEWORK
-            yield _loaded[name]
+    return [_loaded.get(name) or _load(name) for name in _MODULES if sys.modules.get(name) is not None]
+
+
+def _load(name: str) -> Framework:
+    module = importlib.import_module(f"{__package__.rpartition('.')[0]}.{_MODULES[name]}")
+    return _loaded.setdefault(name, module.FRAMEWORK)
 
 
 def framework_that_sees(kernel, values: list) -> Framework | None:
@@ -143,4 +143,7 @@ def framework_of(value: Any) -> Framework:
 
 def framework_of_type(cls: type) -> Framework:
     """The framework of a type of tensors, or :data:`PLAIN`."""
-    return next((framework for framework in frameworks() if framework.is_tensor_type(cls)), PLAIN)
+    for framework in frameworks():
+        if framework.is_tensor_type(cls):
+            return framework
+    return PLAIN
