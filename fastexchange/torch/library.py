@@ -257,7 +257,7 @@ def _looping(torch, kernel, overload, schema: Schema) -> Callable:
     """The rule for ``torch.vmap``: a native loop if possible, else call the operator for each item, and stack the results."""
 
     def loop(info, in_dims, *args, **named):
-        if not named and (made := call_mapped(kernel, schema, info.batch_size, in_dims, args)) is not NotImplemented:
+        if not named and (made := call_mapped(kernel, schema, in_dims, args)) is not NotImplemented:
             return made, (0,) * len(made) if isinstance(made, tuple) else 0
         for position in schema.mutated:
             if position < len(args) and args[position] is not None and in_dims[position] is None:

@@ -271,6 +271,24 @@ def test_vmap():
         torch.vmap(lambda x: op(2.0, x, y[0]), out_dims=None)(x)
 
 
+@pytest.mark.parametrize("dims", [((0, None),) * 2, ((0, 0), (2, None)), ((1, None), (0, 0)), ((0, None), (None, 0), (2, None))])
+def test_vmap_within_vmap(dims):
+    """One native loop over all batches, of which an argument may have none."""
+    extents = iter((2, 5, 6))
+    x, w = torch.arange(12.0).view(3, 4), torch.arange(4.0)
+    function, oracle = scale, torch.mul
+    for of_x, of_w in dims:  # the innermost first
+        function, oracle, extent = torch.vmap(function, (of_x, of_w)), torch.vmap(oracle, (of_x, of_w)), next(extents)
+        x, w = (
+            each if dim is None else torch.stack([each + i for i in range(extent)], dim) for each, dim in ((x, of_x), (w, of_w))
+        )
+    before = scale.counts().fast
+    assert torch.equal(function(x, w), oracle(x, w))
+    assert scale.counts().fast == before + 1
+    with pytest.raises(BufferError, match=r"'w' .* requires grad"):
+        function(x, w.requires_grad_())
+
+
 def test_keyword_only_arguments():
     @fast_args
     def times(x: "torch.Tensor", *, factor: float = 2.0):
