@@ -1,7 +1,7 @@
 """``torch.vmap`` of kernels: a native loop over the batch (``dispatch.batches``).
 
-It makes the calls with plain tensors on the CPU that nobody differentiates; within several calls of ``vmap`` one loop goes over all
-batches. For other calls ``library`` calls the operator for each item.
+It makes the calls with plain tensors on the CPU that nobody differentiates. Within several calls of ``vmap`` one loop goes over
+all batches. For other calls ``library`` calls the operator for each item.
 """
 
 import ctypes
