@@ -17,10 +17,10 @@ from .version import __version__  # noqa: F401
 if TYPE_CHECKING:
     from .api import accelerate, decelerate, fast_args
     from .calls.bound_launch import BoundCudaLaunch, BoundLaunch
-    from .calls.explain import explain
+    from .calls.explanation import explain
     from .calls.kernel import FastKernel, KernelCounts
+    from .cuda.cuda_kernel import CudaKernel
     from .cuda.driver import CudaError
-    from .cuda.kernel import CudaKernel
     from .cuda.launcher import CudaLauncher
     from .exchange.convert import convert, from_dlpack, to_dlpack
     from .exchange.polyfill import exchange_api, polyfill, unpolyfill
@@ -43,11 +43,11 @@ __all__ = [
 _ROOMS = {
     "api": ("accelerate", "decelerate", "fast_args"),
     "calls.bound_launch": ("BoundCudaLaunch", "BoundLaunch"),
-    "calls.explain": ("explain",),
+    "calls.explanation": ("explain",),
     "calls.kernel": ("FastKernel", "KernelCounts"),
     "torch.operator": ("TorchOp",),
     "cuda.driver": ("CudaError",),
-    "cuda.kernel": ("CudaKernel",),
+    "cuda.cuda_kernel": ("CudaKernel",),
     "cuda.launcher": ("CudaLauncher",),
     "exchange.convert": ("convert", "from_dlpack", "to_dlpack"),
     "exchange.polyfill": ("exchange_api", "polyfill", "unpolyfill"),

@@ -241,7 +241,7 @@ def _kernel_of(dispatcher: Any, kernel_options: KernelOptions) -> Kernel:
     """Return the kernel of a dispatcher: one for each set of options."""
     if _cuda_target_of(dispatcher) is None:
         return kernel_of(dispatcher, kernel_options, _adopted)
-    from .cuda.kernel import cuda_kernel_of
+    from .cuda.cuda_kernel import cuda_kernel_of
 
     return cuda_kernel_of(dispatcher, kernel_options)
 

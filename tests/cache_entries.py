@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from fastexchange._abi import ffi
 from fastexchange.dispatch import structs
-from fastexchange.dispatch.exports import TURNS
+from fastexchange.dispatch.owning_exports import TURNS
 
 
 class CacheEntry(NamedTuple):

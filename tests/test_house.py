@@ -20,7 +20,7 @@ PLACES = dict.fromkeys(("_abi", "_abi_build", "half", "interpreter", "version"),
 FRAMEWORKS = {
     "torch": {
         "producers": "samples storages",
-        "dispatch": "boxed_kernel checks dispatch_table exports guard modes odd_tensors offsets operator_call queries",
+        "dispatch": "boxed_kernel checks dispatch_table guard modes odd_tensors offsets operator_call queries storage_exports",
         "arguments": "capsule tensor_kind",
         "cuda": "launched_kernel",
     },
@@ -74,11 +74,17 @@ def test_nothing_is_imported_from_above_or_in_a_circle():
     assert "interpreter" in found["__init__"] and "measuring.overhead" not in found["__init__"]
 
 
+def test_no_file_name_stands_twice():
+    """But ``__init__.py``, and a subcommand's, which has the command's name."""
+    names = [path.name for name, path in MODULES.items() if not name.startswith("command.") and path.name != "__init__.py"]
+    assert len(names) == len(set(names)) > 150, sorted({name for name in names if names.count(name) > 1})
+
+
 def test_what_knows_a_framework():
     """The kinds' list, who makes operators or offers them, and the doctor: all else asks ``producers.framework``."""
     found = {name for name in MODULES if any(each.partition(".")[0] in FRAMEWORKS for each in imported_by(name))}
     outside = {name for name in found if name.partition(".")[0] not in FRAMEWORKS}
-    assert outside == {"arguments.discovery", "calls.kernel", "command.probe", "cuda.kernel"}
+    assert outside == {"arguments.discovery", "calls.kernel", "command.probe", "cuda.cuda_kernel"}
 
 
 def names_in(text: str) -> set[str]:

@@ -16,8 +16,8 @@ from ..ground.dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, READONL
 from ..ground.native import call_word, cstring, global_address, load, native, offset_of, stack, store, struct_at
 from ..ground.once import once
 from ..producers.python_side import python_side
+from .exchange_tables import EXCHANGE_ATTRIBUTE
 from .kind import Discovery
-from .tables import EXCHANGE_ATTRIBUTE
 from .tensors import exported
 
 legacy_at = struct_at("DLManagedTensor")

@@ -12,8 +12,8 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import OB_ITEM
 from ..ground.native import call_int, global_address, load, native
 from ..producers.python_side import python_side
+from .exchange_tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type
 from .kind import Discovery
-from .tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type
 from .tensors import MEANING, PATH, exported
 
 python_items = python_side("fastexchange.exchange.wrappers")  # imported with the first such object

@@ -15,7 +15,7 @@ from numba import types
 
 from .._abi import ffi
 from ..dispatch import structs
-from ..dispatch.exports import BY_PYTHON
+from ..dispatch.owning_exports import BY_PYTHON
 from ..ground.cfunction import CFunction, cfunction
 from ..ground.native import address_of
 from ..ground.once import cached_property
@@ -53,7 +53,7 @@ class Kind:
     mark: CFunction | None = None
     """``word (fx_entry *, PyObject *)``: what tells values of one type apart: see ``dispatch.inline_cache.site_of``."""
     read_shape: CFunction | None = None
-    """``word (fx_context *, fx_entry *, PyObject *, shape, room)``: reads a tensor's shape: see ``outputs.read_shape``."""
+    """``word (fx_context *, fx_entry *, PyObject *, shape, room)``: reads a tensor's shape: see ``allocation.read_shape``."""
     exports: int = -1
     """One of ``structs.EXPORTS_*``: whether a call needs an owning export of a value. It has to be said of tensors.
 
@@ -61,9 +61,9 @@ class Kind:
     the entries of all types of tensors have the field ``managed``.
     """
     turns: int = 1 << BY_PYTHON
-    """The turns in which exports do something, as bits: see ``dispatch.exports``."""
+    """The turns in which exports do something, as bits: see ``dispatch.owning_exports``."""
     take_turn: CFunction | None = None
-    """``STATUS_* (fx_context *, fx_entry *, fx_export *, turn, flags)``: that, if it is more than ``exports.make_export``."""
+    """``STATUS_* (fx_context *, fx_entry *, fx_export *, turn, flags)``: that, if it is more than ``make_export``."""
     prepare: CFunction | None = None
     """``STATUS_* (fx_context *, fx_entry *, PyObject *)``: does what may run Python code, so that `reader` can read a value.
 

@@ -109,7 +109,7 @@ def mark_ndarray(entry, ob):
 
 @cfunction(types.intp, *[types.intp] * 5)
 def read_ndarray_shape(context_address, entry, ob, shape, room):
-    """The shape of an ndarray: see ``outputs.read_shape``."""
+    """The shape of an ndarray: see ``allocation.read_shape``."""
     key, _ = dtype_entry(structs.runtime_at(structs.context_at(context_address).runtime), ndarray_at(ob).descr)
     ndim = types.intp(ndarray_at(ob).nd)
     if key == 0 or ndim > room:

@@ -29,8 +29,8 @@ from ..ground.dltensor import (
 )  # fmt: skip
 from ..ground.native import as_words, call_int, load, native, stack, store
 from . import paddle
+from .exchange_tables import OwnTable, own_table
 from .kind import Discovery, Kind, reader
-from .tables import OwnTable, own_table
 
 NO_FLAGS = np.uint64(0)
 
@@ -216,7 +216,7 @@ def export_row(items, row_address, word, array_address, frame_address):
 
 @native
 def borrowed_shape(entry, ob, shape, room):
-    """Store a tensor's extents at `shape`, which has `room` words: see ``outputs.read_shape``."""
+    """Store a tensor's extents at `shape`, which has `room` words: see ``allocation.read_shape``."""
     view = stack(DL_TENSOR_WORDS)
     if entry.borrow == 0:
         return -1

@@ -4,8 +4,8 @@ import sys
 from typing import Any
 
 from .._abi import ffi
-from ..dispatch.bound_launch import vectorcall_bound
 from ..dispatch.runtime import runtime
+from ..dispatch.vectorcall_bound import vectorcall_bound
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.omitted import Omitted

@@ -72,7 +72,7 @@ def interpreted(func, kernel_options, parameters, outputs):
 
     def explain(*args, **kwargs):
         """``FastKernel.explain``."""
-        from .explain import Outcome, explained, refusal
+        from .explanation import Outcome, explained, refusal
 
         bound = complete(parameters.bind(*args, **kwargs))
         try:

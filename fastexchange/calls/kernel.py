@@ -378,7 +378,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _prepare(self):
         """Make the ``KernelContext``. Not under a lock: this may compile, and Numba's compiler has a lock of its own."""
-        from ..dispatch.outputs import vectorcall_heeding_modes, vectorcall_with_outputs
+        from ..dispatch.allocation import vectorcall_heeding_modes, vectorcall_with_outputs
         from ..dispatch.overloads import KernelContext
         from ..dispatch.rows import vectorcall
         from . import results
@@ -484,7 +484,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         >>> kernel.precompile("(float32[::1], int64)", (np.ones(3), 2.0))
         [(Array(float32, 1, 'C', False, aligned=True), int64), (Array(float64, 1, 'C', False, aligned=True), float64)]
         """
-        from .precompile import precompile
+        from .compile_ahead import precompile
 
         return precompile(self, calls)
 
@@ -533,7 +533,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         Reads the tensors as a call does, so a copy-on-write tensor of PyTorch is copied. Returns a ``CallExplanation``; print it.
         Raises TypeError for arguments that do not fit the parameters.
         """
-        from .explain import explain_call, explain_seen
+        from .explanation import explain_call, explain_seen
 
         bound = self._parameters.bind(*args, **kwargs)
         framework = _seen_by(self, bound)

@@ -1,4 +1,4 @@
-"""Declared outputs, ``fast_args(out=…)``, that native code (``dispatch.outputs``) leaves to Python.
+"""Declared outputs, ``fast_args(out=…)``, that native code (``dispatch.allocation``) leaves to Python.
 
 This module raises the errors for inputs that do not fit, reads tensors of any kind, and makes outputs for frameworks that cannot
 allocate: the kernel gets a NumPy array, which becomes a tensor after the call, as results do (``results.as_target``).
@@ -11,8 +11,8 @@ import numpy as np
 
 from .._abi import ffi
 from ..arguments.discovery import learn
-from ..dispatch import outputs as native
-from ..dispatch.results import NEW
+from ..dispatch import allocation as native
+from ..dispatch.boxed_results import NEW
 from ..dispatch.runtime import runtime
 from ..exchange.export import export_of, known
 from ..ground import dtype_registry

@@ -1,4 +1,4 @@
-"""Arrays in a kernel's result that native code (``dispatch.results``) leaves to Python, and the errors for them.
+"""Arrays in a kernel's result that native code (``dispatch.boxed_results``) leaves to Python, and the errors for them.
 
 An array that a kernel has made is returned as a tensor of the *target*: the type in ``fast_args(returns=…)``, or the type of the
 argument that it names, or of the call's first tensor. If that type cannot be made of an array, the result is a NumPy array.
@@ -16,8 +16,8 @@ import numpy as np
 from .._abi import ffi
 from ..arguments.discovery import fields_of, learn_type
 from ..dispatch import structs
+from ..dispatch.boxed_results import BOXING, NEW, SEVERAL, box_result
 from ..dispatch.boxing import box
-from ..dispatch.results import BOXING, NEW, SEVERAL, box_result
 from ..dispatch.runtime import runtime
 from ..exchange.errors import elements_named
 from ..exchange.export import export_of

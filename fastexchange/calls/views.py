@@ -41,7 +41,7 @@ class Views:
                 value[:] = [self.returned(kernel, bound, item) for item in viewed]
 
     def returned(self, kernel, bound: tuple, result):
-        """Convert the kernel's result: arrays become tensors, as in native code (``dispatch.results``)."""
+        """Convert the kernel's result: arrays become tensors, as in native code (``dispatch.boxed_results``)."""
         if isinstance(result, (list, tuple)):
             if any(result is value for value in bound):
                 return result

@@ -24,7 +24,7 @@ def _lines(facts: list[tuple[str, str]]) -> str:
 
 def _kernel(kernel) -> str:
     """Describe a kernel: its source, options, compiled signatures and counts."""
-    from ..calls.explain import pickled
+    from ..calls.explanation import pickled
     from ..calls.kernel import FastKernel
     from ..dispatch.runtime import runtime
     from ..ground.numba_internals import can_compile
@@ -117,7 +117,7 @@ def _described(found: Any, what: str) -> str:
     from numba.core.dispatcher import Dispatcher
 
     from .. import BoundLaunch, explain
-    from ..calls.explain import explain_type
+    from ..calls.explanation import explain_type
     from ..calls.kernel import Kernel
 
     cls = type(found)  # not isinstance(): an object may have any __class__

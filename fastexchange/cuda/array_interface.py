@@ -25,7 +25,7 @@ from ..ground.dtype_registry import key_of
 from ..ground.native import call_int, global_address, load, native, stack, store
 from ..ground.safe_repr import shown
 from ..producers.python_side import python_side
-from . import structs
+from . import launch_structs
 from .targets import is_of_package
 
 __all__ = ["ArrayInterface", "managed_tensor_of_device_array", "managed_tensor_of_interface"]
@@ -212,7 +212,7 @@ def find_place(cuda, tensor):
     """:func:`find_place_there` in a current context: the default device's if the thread has none."""
     code = find_place_there(cuda, tensor)
     context = cuda.contexts[cuda.default_device]
-    if code == structs.INVALID_CONTEXT and context != 0:
+    if code == launch_structs.INVALID_CONTEXT and context != 0:
         if call_int(cuda.push_current, (context,)) == 0:
             code = find_place_there(cuda, tensor)
             popped = stack(1)
@@ -301,7 +301,7 @@ def read(interface, own_strides, side, at):
     if found != 0 and found != global_address("_Py_NoneStruct"):
         if not is_int(found, at + _STREAM) or load(at + _STREAM) <= 0:
             return False
-    return find_place(structs.cuda_at(c.PyLong_AsSsize_t(load(side + _CUDA))), tensor)
+    return find_place(launch_structs.cuda_at(c.PyLong_AsSsize_t(load(side + _CUDA))), tensor)
 
 
 @native

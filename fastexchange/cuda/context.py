@@ -8,7 +8,7 @@ from ..dispatch import overloads as dispatch
 from ..dispatch.structs import MAX_DEVICES
 from ..ground.dlpack import CUDA
 from ..ground.native import address_of
-from . import native_launch, resets, structs
+from . import launch_structs, native_launch, resets
 from .driver import driver
 from .targets import Compiled, Parameter
 
@@ -33,7 +33,7 @@ class CudaContext(dispatch.KernelContext):
         super().__init__(parameters, name, False, allows)
         self.why_own: dict[tuple[int, ...], str] = {}
         """By keys: why the package makes the launch."""
-        self._places = itertools.cycle(range(structs.MAX_BEST_BLOCKS))
+        self._places = itertools.cycle(range(launch_structs.MAX_BEST_BLOCKS))
         self._values = parameters.defaults
         for index, value in parameters.defaults.items():
             self._defaults[index] = id(value)
@@ -77,7 +77,7 @@ class CudaContext(dispatch.KernelContext):
         cuda = driver()
         function = loaded.function or launchable.compiled.function()
         shared = cuda.attribute(function, "SHARED_SIZE_BYTES")
-        loaded.shared_limit = max(loaded.shared_limit, structs.SHARED_WITHOUT_ASKING - shared)
+        loaded.shared_limit = max(loaded.shared_limit, launch_structs.SHARED_WITHOUT_ASKING - shared)
         if launcher.shared > loaded.shared_limit:
             cuda.set_attribute(function, "MAX_DYNAMIC_SHARED_SIZE_BYTES", launcher.shared)
             loaded.shared_limit = launcher.shared
@@ -98,7 +98,7 @@ class CudaContext(dispatch.KernelContext):
                 loaded = _loaded_of(filed.overload)
                 for device in range(MAX_DEVICES):
                     loaded[device].function = loaded[device].shared_limit = 0
-                    loaded[device].blocks = [0] * structs.MAX_BEST_BLOCKS
+                    loaded[device].blocks = [0] * launch_structs.MAX_BEST_BLOCKS
 
     def types_taken(self, overload: int) -> tuple:
         """The package's types of the launched kernel's parameters; () if the overload has been forgotten."""

@@ -10,7 +10,7 @@ from numba import types
 
 from ..dispatch.structs import ARRAY_HEAD_WORDS
 from ..ground.native import bits_of, float_of, load, native, store
-from . import structs
+from . import launch_structs
 
 __all__ = ["Unconvertible", "conversions", "convert", "convert_words", "words_of", "words_of_all"]
 
@@ -63,19 +63,19 @@ def _conversion(word: int, given, taken) -> int | None:
     source, target = _number(given), _number(taken)
     if type(taken).__name__ == "Complex" and type(given).__name__ in ("Float", "Integer", "Complex"):
         return None
-    if source is None or target is None or type(taken).__name__ == "Boolean" or source[0] == structs.FLOAT != target[0]:
+    if source is None or target is None or type(taken).__name__ == "Boolean" or source[0] == launch_structs.FLOAT != target[0]:
         raise Unconvertible(word, given, taken)
-    return structs.conversion(word, source, target)
+    return launch_structs.conversion(word, source, target)
 
 
 def _number(numba_type) -> tuple[int, int] | None:
     """(kind, bits) of any package's number type; None for any other type."""
     name = type(numba_type).__name__
     if name == "Integer":
-        return (structs.SIGNED if numba_type.signed else structs.UNSIGNED), numba_type.bitwidth
+        return (launch_structs.SIGNED if numba_type.signed else launch_structs.UNSIGNED), numba_type.bitwidth
     if name == "Boolean":
-        return structs.UNSIGNED, 8
-    return (structs.FLOAT, numba_type.bitwidth) if name == "Float" else None
+        return launch_structs.UNSIGNED, 8
+    return (launch_structs.FLOAT, numba_type.bitwidth) if name == "Float" else None
 
 
 # ---- native code -----------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def _number(numba_type) -> tuple[int, int] | None:
 @native
 def is_in_range(value, is_big, kind, bits):
     """Whether a word fits an integer parameter of `kind` and `bits`. `is_big`: the word is a uint64."""
-    if kind == structs.UNSIGNED:
+    if kind == launch_structs.UNSIGNED:
         if bits == 64:
             return is_big or value >= 0
         return value >= 0 and value >> bits == 0
@@ -133,10 +133,10 @@ def half_of_double(number):
 @native
 def convert(at, code):
     """Convert the word at `at`. Returns False if the number does not fit the parameter."""
-    given, given_bits = code >> structs.FROM_KIND_SHIFT & 15, code >> structs.FROM_BITS_SHIFT & 255
-    taken, taken_bits = code >> structs.TO_KIND_SHIFT & 15, code >> structs.TO_BITS_SHIFT & 255
+    given, given_bits = code >> launch_structs.FROM_KIND_SHIFT & 15, code >> launch_structs.FROM_BITS_SHIFT & 255
+    taken, taken_bits = code >> launch_structs.TO_KIND_SHIFT & 15, code >> launch_structs.TO_BITS_SHIFT & 255
     word = load(at)
-    if given == structs.FLOAT:
+    if given == launch_structs.FLOAT:
         if given_bits == 16:
             number = double_of_half(word)
         else:
@@ -144,11 +144,12 @@ def convert(at, code):
     else:
         if given_bits < 64:  # extend the word: only its low bits have been loaded
             word <<= 64 - given_bits
-            word = word >> (64 - given_bits) if given == structs.SIGNED else (word >> (64 - given_bits)) & ((1 << given_bits) - 1)
-        if taken != structs.FLOAT:
+            mask = -1 if given == launch_structs.SIGNED else (1 << given_bits) - 1
+            word = word >> (64 - given_bits) & mask
+        if taken != launch_structs.FLOAT:
             store(at, word)
-            return is_in_range(word, given == structs.UNSIGNED and given_bits == 64, taken, taken_bits)
-        number = types.float64(types.uint64(word)) if given == structs.UNSIGNED else types.float64(word)
+            return is_in_range(word, given == launch_structs.UNSIGNED and given_bits == 64, taken, taken_bits)
+        number = types.float64(types.uint64(word)) if given == launch_structs.UNSIGNED else types.float64(word)
     if taken_bits == 16:
         store(at, half_of_double(number))
     else:

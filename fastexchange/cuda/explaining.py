@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..calls.explain import CallExplanation, Outcome, describe_outcome, explained, refusal
+from ..calls.explanation import CallExplanation, Outcome, describe_outcome, explained, refusal
 from ..calls.resolve import Report
 from ..dispatch import structs
 from ..dispatch.reading import DRY_RUN
@@ -17,7 +17,7 @@ from .classify import (
     paths,
 )
 from .own_launch import why_package, why_package_cannot
-from .resolve import LaunchResolver, naming
+from .resolve_launch import LaunchResolver, naming
 from .specialising import taken_for, types_given
 
 __all__ = ["explain_launch"]

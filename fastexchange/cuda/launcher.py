@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from .._abi import ffi
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
-from . import native_launch, resets, structs
+from . import launch_structs, native_launch, resets
 from .streams import DEFAULT_STREAMS, default_stream
 
 __all__ = ["Configuration", "CudaLauncher"]
@@ -68,7 +68,7 @@ class CudaLauncher(NativeCallable):
         grid, block, stream, shared, cluster, tasks = self.configuration
         native.context = self.kernel._native.address
         native.grid, native.block = grid, block
-        native.stream = structs.LAUNCHER_STREAM_OF_PRODUCERS if stream is None else stream
+        native.stream = launch_structs.LAUNCHER_STREAM_OF_PRODUCERS if stream is None else stream
         native.default_stream = default_stream()
         native.shared, native.tasks = shared, tasks
         native.cluster = cluster or (0, 0, 0)
@@ -145,7 +145,7 @@ class CudaLauncher(NativeCallable):
 
     def _call_slowly(self, /, *args, **kwargs) -> None:
         """Learn an unknown launch, and make it."""
-        from .resolve import call
+        from .resolve_launch import call
 
         self._check()
         bound = self.kernel.bound_arguments(args, kwargs)
@@ -154,7 +154,7 @@ class CudaLauncher(NativeCallable):
 
     def _call_numba(self, /, *args, **kwargs) -> None:
         """Make a launch that native code leaves to Python: an argument that it cannot read, or a launch for the package."""
-        from .resolve import call_otherwise
+        from .resolve_launch import call_otherwise
 
         self._check()
         bound = self.kernel.bound_arguments(args, kwargs)

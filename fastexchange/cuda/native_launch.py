@@ -23,12 +23,12 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
 from ..ground.dlpack import CUDA
 from ..ground.native import call_int, call_word, global_address, load, native, stack, store
-from . import structs
+from . import launch_structs
 from .converting import convert_words
 
-CONFIG_WORDS = structs.CONFIG_WORDS
-ATTRIBUTE_WORDS = 2 * structs.ATTRIBUTE_SIZE // 8
-MAX_PARAMETERS = structs.MAX_PARAMETERS
+CONFIG_WORDS = launch_structs.CONFIG_WORDS
+ATTRIBUTE_WORDS = 2 * launch_structs.ATTRIBUTE_SIZE // 8
+MAX_PARAMETERS = launch_structs.MAX_PARAMETERS
 
 
 @native
@@ -55,7 +55,7 @@ def block_for(launcher, loaded):
     """The number of threads in a block of a launch for tasks; 0: the best number is unknown, and Python has to ask the driver."""
     if launcher.block[0] != 0:
         return launcher.block[0]
-    for i in range(structs.MAX_BEST_BLOCKS):
+    for i in range(launch_structs.MAX_BEST_BLOCKS):
         if loaded.blocks_shared[i] == launcher.shared and loaded.blocks[i] != 0:
             return loaded.blocks[i]
     return 0
@@ -72,16 +72,16 @@ def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_
         )
     at = stack(CONFIG_WORDS)
     attributes = stack(ATTRIBUTE_WORDS)
-    config = structs.config_at(at)
+    config = launch_structs.config_at(at)
     count = 0
     if is_cooperative != 0:
-        attribute = structs.attribute_at(attributes)
-        attribute.id = structs.COOPERATIVE
+        attribute = launch_structs.attribute_at(attributes)
+        attribute.id = launch_structs.COOPERATIVE
         attribute.value[0] = 1
         count += 1
     if launcher.cluster[0] != 0:
-        attribute = structs.attribute_at(attributes + structs.ATTRIBUTE_SIZE * count)
-        attribute.id = structs.CLUSTER_DIMENSION
+        attribute = launch_structs.attribute_at(attributes + launch_structs.ATTRIBUTE_SIZE * count)
+        attribute.id = launch_structs.CLUSTER_DIMENSION
         for i in range(3):
             attribute.value[i] = launcher.cluster[i]
         count += 1
@@ -100,7 +100,7 @@ def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_
 @native
 def launchable_of(overload_address):
     """The ``fx_launchable`` of an overload."""
-    return structs.launchable_at(dispatch.overload_at(overload_address).launchable)
+    return launch_structs.launchable_at(dispatch.overload_at(overload_address).launchable)
 
 
 @native
@@ -122,7 +122,7 @@ def start(cuda, launcher, launchable, device, stream_of, own_stream, pointers, c
         device = device_of_context(cuda, load(current))
     if device < 0 or cuda.contexts[device] == 0:
         return dispatch.STATUS_UNBOUND
-    loaded = structs.loaded_at(launchable.loaded + structs.LOADED_SIZE * device)
+    loaded = launch_structs.loaded_at(launchable.loaded + launch_structs.LOADED_SIZE * device)
     if loaded.function == 0 or launcher.shared > loaded.shared_limit:
         return dispatch.STATUS_UNBOUND
     blocks, threads = launcher.grid[0], launcher.block[0]
@@ -133,11 +133,11 @@ def start(cuda, launcher, launchable, device, stream_of, own_stream, pointers, c
         blocks = (launcher.tasks + threads - 1) // threads
         if blocks == 0:
             return dispatch.STATUS_OK
-        if blocks > structs.MAX_BLOCKS:  # the driver would get the lower 32 bits only
-            store(code, structs.INVALID_VALUE)
+        if blocks > launch_structs.MAX_BLOCKS:  # the driver would get the lower 32 bits only
+            store(code, launch_structs.INVALID_VALUE)
             return dispatch.STATUS_DRIVER
     stream = launcher.stream
-    if stream == structs.LAUNCHER_STREAM_OF_PRODUCERS:
+    if stream == launch_structs.LAUNCHER_STREAM_OF_PRODUCERS:
         stream = launcher.default_stream if own_stream == 0 else own_stream
         if stream_of != 0:
             word = stack(1)
@@ -149,7 +149,7 @@ def start(cuda, launcher, launchable, device, stream_of, own_stream, pointers, c
             if failed:
                 return dispatch.STATUS_NO_ERROR_SET
             stream = load(word)
-            if own_stream != 0 and not structs.is_same_stream(stream, own_stream):
+            if own_stream != 0 and not launch_structs.is_same_stream(stream, own_stream):
                 return dispatch.STATUS_STREAMS
     if not is_known:
         store(current, 0)
@@ -179,12 +179,12 @@ def point_at_parameters(launchable, words, pointers, zero):
     for i in range(launchable.parameter_count):
         code = load(launchable.parameters + 8 * i)
         kind = code & 255
-        at = words + 8 * (code >> structs.PARAMETER_WORD_SHIFT & 0xFFFFFF)
-        if kind == structs.ZERO:
+        at = words + 8 * (code >> launch_structs.PARAMETER_WORD_SHIFT & 0xFFFFFF)
+        if kind == launch_structs.ZERO:
             at = zero
-        elif kind == structs.ELEMENTS:
-            store(at, load(at) // (code >> structs.PARAMETER_SIZE_SHIFT))
-        elif kind == structs.JOINED:
+        elif kind == launch_structs.ELEMENTS:
+            store(at, load(at) // (code >> launch_structs.PARAMETER_SIZE_SHIFT))
+        elif kind == launch_structs.JOINED:
             store(at, load(at) & 0xFFFFFFFF | load(at + 8) << 32)
         store(pointers + 8 * i, at)
 
@@ -203,8 +203,9 @@ def is_on_own_stream(frame, launcher):
     """Whether the launch is, or may be, on the stream that its arrays' interfaces name: then no event has to order them."""
     if frame.own_streams_differ != 0:
         return False
-    is_ours = launcher.stream == structs.LAUNCHER_STREAM_OF_PRODUCERS  # `start` compares it with the other producers' stream
-    return is_ours or structs.is_same_stream(launcher.stream, frame.own_stream)
+    # `start` compares it with the other producers' stream
+    is_ours = launcher.stream == launch_structs.LAUNCHER_STREAM_OF_PRODUCERS
+    return is_ours or launch_structs.is_same_stream(launcher.stream, frame.own_stream)
 
 
 @native
@@ -213,8 +214,8 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
     context = dispatch.context_at(context_address)
     frame = dispatch.frame_at(frame_address)
     launchable = launchable_of(overload_address)
-    launcher = structs.launcher_at(launcher_address)
-    if launcher.stream == structs.LAUNCHER_STREAM_OF_PRODUCERS and launcher.is_mixed == 0 and frame.other_stream != 0:
+    launcher = launch_structs.launcher_at(launcher_address)
+    if launcher.stream == launch_structs.LAUNCHER_STREAM_OF_PRODUCERS and launcher.is_mixed == 0 and frame.other_stream != 0:
         return dispatch.STATUS_STREAMS
     if frame.own_stream != 0 and not is_on_own_stream(frame, launcher):
         return dispatch.STATUS_STREAMS
@@ -233,7 +234,7 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
             return dispatch.STATUS_ERROR
     point_at_parameters(launchable, frame.words, pointers, zero)
     device = frame.device if frame.device >= 0 else frame.managed_device
-    cuda = structs.cuda_at(dispatch.runtime_at(context.runtime).cuda)
+    cuda = launch_structs.cuda_at(dispatch.runtime_at(context.runtime).cuda)
     status = start(cuda, launcher, launchable, device, frame.stream, frame.own_stream, pointers, result)
     if pointers != room:
         c.PyMem_RawFree(pointers)
@@ -282,20 +283,20 @@ def launch_row(items, row, word, array, frame_address):
 def vectorcall_any(callable_, args, nargsf, kwnames):
     """``dispatch.vectorcall.call_any`` of a launcher."""
     launcher = load(callable_ + CALLABLE_CONTEXT)
-    return call_any(launch_on_device, structs.launcher_at(launcher).context, launcher, callable_, args, nargsf, kwnames)
+    return call_any(launch_on_device, launch_structs.launcher_at(launcher).context, launcher, callable_, args, nargsf, kwnames)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_own(callable_, args, nargsf, kwnames):
     """The vectorcall of a launcher whose launches the kernel's package makes."""
-    context = dispatch.context_at(structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context)
+    context = dispatch.context_at(launch_structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context)
     return call_method(context.numba_name, callable_, args, nargsf, kwnames)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall(callable_, args, nargsf, kwnames):
     """The vectorcall of a launcher: calls the last cache entry, as ``dispatch.rows.vectorcall`` does."""
-    context_address = structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context
+    context_address = launch_structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context
     last = dispatch.context_at(context_address).last
     enter = dispatch.overload_at(last).enter
     return call_word(enter, (callable_, args, nargsf, kwnames, context_address, last))

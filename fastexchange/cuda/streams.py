@@ -19,7 +19,7 @@ from .._abi import ffi
 from ..ground.dlpack import CUDA
 from ..ground.native import address_of
 from ..ground.safe_repr import shown
-from . import structs
+from . import launch_structs
 from .driver import CudaError, Driver, driver
 from .targets import modules_of_packages
 
@@ -29,7 +29,7 @@ __all__ = [
 
 _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD
-DEFAULT_STREAMS = (0, structs.LEGACY_STREAM, _PER_THREAD)
+DEFAULT_STREAMS = (0, launch_structs.LEGACY_STREAM, _PER_THREAD)
 """The ``CUstream`` handles that every context has."""
 _NUMBAS = modules_of_packages("driver")
 
@@ -46,12 +46,12 @@ def default_stream() -> int:
 
 def is_same_stream(stream: int, other: int) -> bool:
     """Whether two ``CUstream`` handles mean the same stream."""
-    return structs.is_same_stream.py_func(stream, other)
+    return launch_structs.is_same_stream.py_func(stream, other)
 
 
 def explicit_handle(stream: int) -> int:
     """Translate a ``CUstream`` for packages that take 0 for :func:`default_stream`. The driver takes 0 for the legacy stream."""
-    return structs.LEGACY_STREAM if stream == 0 and default_stream() else stream
+    return launch_structs.LEGACY_STREAM if stream == 0 and default_stream() else stream
 
 
 def handle_of(name: str, stream: Any) -> int:

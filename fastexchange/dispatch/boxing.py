@@ -2,7 +2,7 @@
 
 Native code calls both by :func:`box_or_raise`.
 
-A *box* converts results of one Numba return type. It is Numba's own boxing code with three changes: ``dispatch.results`` boxes
+A *box* converts results of one Numba return type. It is Numba's own boxing code with three changes: ``boxed_results`` boxes
 arrays; constants are read from an array instead of being unserialized; references that Numba's code leaks are dropped.
 """
 
@@ -32,7 +32,7 @@ from ..ground.numba_internals import (
     target_context_with_references,
 )
 from ..ground.passing import reraise_passing
-from . import results
+from . import boxed_results
 from .structs import RESULT_BYTES
 
 _VOID_POINTER = ir.IntType(8).as_pointer()
@@ -148,8 +148,8 @@ def _new_reference(api, manager: _Constants, thing):
 def _box_array(unit, api, manager: _Constants, frame, adapt, array_type, array, dtype):
     """Emit the boxing of an array in a result.
 
-    1. Call ``results.box_array``, which boxes arguments and PyTorch's tensors.
-    2. If it returns BY_NUMBA, make an ndarray by Numba's own `adapt`, and pass it to ``results.finish_array``.
+    1. Call ``boxed_results.box_array``, which boxes arguments and PyTorch's tensors.
+    2. If it returns BY_NUMBA, make an ndarray by Numba's own `adapt`, and pass it to ``boxed_results.finish_array``.
     """
     builder = unit.builder
     slot = unit.stack_slot(array.type)
@@ -163,7 +163,7 @@ def _box_array(unit, api, manager: _Constants, frame, adapt, array_type, array, 
     made = _call_result_function(unit, "box_array", [frame, builder.ptrtoint(slot, _WORD), *shape_and_type])
     object_slot = unit.stack_slot(_WORD)
     builder.store(made, object_slot)
-    with builder.if_then(builder.icmp_signed("==", made, _WORD(results.BY_NUMBA))):
+    with builder.if_then(builder.icmp_signed("==", made, _WORD(boxed_results.BY_NUMBA))):
         adapted = _adapted(api, manager, adapt, array_type, array, dtype)
         if lacks_dtype(element):  # the ndarray has only bytes
             elements = builder.inttoptr(builder.add(frame, _WORD(offset_of("fx_frame", "elements"))), _WORD.as_pointer())
@@ -181,7 +181,7 @@ def _adapted(api, manager: _Constants, adapt, array_type, array, dtype):
 
 
 def _call_result_function(unit, name: str, values: list):
-    """Emit a call of a function of ``dispatch.results``, through the field `name` of the ``fx_runtime``."""
+    """Emit a call of a function of ``dispatch.boxed_results``, through the field `name` of the ``fx_runtime``."""
     builder = unit.builder
 
     def load(address, struct: str, field: str):

@@ -12,8 +12,8 @@ from ..ground.cpython import OB_ITEM, OB_SIZE, Py_TYPE
 from ..ground.dlpack import CPU
 from ..ground.native import call_word, load, native, stack, store
 from . import structs
-from .exports import TURNS, has_turn, is_exported
 from .frame import ARRAY_BYTES
+from .owning_exports import TURNS, has_turn, is_exported
 from .type_table import GOLDEN, find
 
 

@@ -12,8 +12,7 @@ from ..ground.numba_internals import address_of_kernel
 from ..ground.omitted import OMITTED
 from ..ground.once import forkable_lock
 from ..ground.passing import Retries
-from . import boxing, results, structs
-from . import outputs as allocation
+from . import allocation, boxed_results, boxing, structs
 from .boxing import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS
 from .frame import ARRAY_WORDS_PER_KEY
 from .kept import what_is_kept
@@ -185,7 +184,7 @@ class KernelContext:
             boxes = BOXES_SCALARS
             if boxing.holds_array(compiled.signature.return_type):
                 boxes = BOXES_ARRAYS
-                self.runtime.add(*results.BOXING)
+                self.runtime.add(*boxed_results.BOXING)
         kept = what_is_kept(taken, compiled)
         self._file(keys, _Code(address, kernel, box, constants, boxes, given, taken, compiled, kept), generation)
 
@@ -211,7 +210,7 @@ class KernelContext:
         overload.lists = id(lists)
         if code.boxes == BOXES_ARRAYS:
             is_one = isinstance(code.compiled.signature.return_type, types.Array)
-            overload.boxes_arrays = results.ONE if is_one else results.SEVERAL
+            overload.boxes_arrays = boxed_results.ONE if is_one else boxed_results.SEVERAL
             overload.readonly_arrays = readonly_arrays(code.taken)
         overload.enter = self.native.vectorcall_any
         if len(self._overloads) > self._buckets[0]:

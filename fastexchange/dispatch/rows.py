@@ -21,10 +21,10 @@ from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE
 from ..ground.native import call_int, call_word, load, native, offset_of, stack, store, unlikely
 from . import structs
 from .boxing import box_or_raise
-from .exports import NATIVELY, begin_export
 from .frame import ARRAY_BYTES, EXPORT_BYTES, give_frame, note_leaks, release
 from .inline_cache import have_types_of
 from .launch import launch
+from .owning_exports import NATIVELY, begin_export
 from .reading import is_owning
 
 OB_ITEM, OB_SIZE = c.OB_ITEM, c.OB_SIZE

@@ -15,7 +15,7 @@ from ..ground.numba_internals import DispatcherBase
 from ..ground.once import cached_property, once
 from ..interpreter import is_free_threaded
 from ..producers import ndarray
-from . import exports, frame, inline_cache, lists, read_arguments, rows, take_exports, vectorcall
+from . import frame, inline_cache, lists, owning_exports, read_arguments, rows, take_exports, vectorcall
 from .self_test import calls_as_numba
 from .type_table import TypeTable
 
@@ -92,7 +92,7 @@ class Runtime:
             self.add(read_arguments.walk, take_exports.export_managed)
             self.add(vectorcall.run, vectorcall.vectorcall_any, vectorcall.leave_row, rows.call_cached, rows.end_call)
             self.add(rows.read_value, rows.leave_tuple, rows.begin_row, rows.launch_row)
-            self.add(rows.export_row, rows.call_kernel, exports.take_turn)
+            self.add(rows.export_row, rows.call_kernel, owning_exports.take_turn)
             self.add(frame.release_owner, frame.release_managed, frame.release_both)
 
     def _derived_fields(self, fields: dict[str, Any]) -> dict[str, Any]:

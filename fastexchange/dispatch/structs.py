@@ -52,9 +52,9 @@ typedef struct {
     int64_t reader;             /* key or -STATUS_* (PyObject *, fx_entry *, fx_frame *, word, fx_array *); 0: see its form */
     int64_t fill_row;           /* bool (fx_context *, fx_row *, PyObject *), see `inline_cache.expect_value`; or 0 */
     int64_t mark;               /* word (fx_entry *, PyObject *), see `inline_cache.site_of`; or 0 */
-    int64_t read_shape;         /* word (fx_context *, fx_entry *, PyObject *, shape, room), see `outputs`; or 0 */
+    int64_t read_shape;         /* word (fx_context *, fx_entry *, PyObject *, shape, room), see `allocation`; or 0 */
     int64_t exports;            /* EXPORTS_*: whether a call needs an owning export of it */
-    int64_t turns;              /* bit i: the export does something in turn i, see `exports` */
+    int64_t turns;              /* bit i: the export does something in turn i, see `owning_exports` */
     int64_t take_turn;          /* STATUS_* (fx_context *, fx_entry *, fx_export *, turn, flags): that; 0: `make_export` */
     int64_t prepare;            /* STATUS_* (fx_context *, fx_entry *, PyObject *), see `arguments.kind`; or 0 */
     int64_t owner;              /* PyObject * (fx_entry *, PyObject *): what owns a tensor's memory; 0: the tensor */
@@ -81,7 +81,7 @@ typedef struct {
     int64_t leave_row;          /* result of the call (fx_frame *, status, position): of `vectorcall` */
     int64_t end_call, read_value, leave_tuple;   /* of `rows`, by its names */
     int64_t begin_row, export_row, launch_row, call_kernel;     /* of `rows`, too */
-    int64_t take_turn;          /* of `exports` */
+    int64_t take_turn;          /* of `owning_exports` */
     int64_t call_cached;        /* vectorcallfunc with two more arguments, fx_context *, fx_overload *: of cached calls */
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
     int64_t box_result, box_array, finish_array, delete_result;     /* of results, by its names */
@@ -149,7 +149,7 @@ typedef struct {
     int64_t name;               /* PyObject *, the kernel's qualified name */
     int64_t returns_type;       /* PyTypeObject * of the tensors that arrays in a result become; 0: see returns_position */
     int64_t returns_position;   /* the argument with that type; -1: the first tensor in the call */
-    int64_t outputs;            /* int64_t[], `outputs.words_of` the declared outputs; 0: Python makes them */
+    int64_t outputs;            /* int64_t[], `allocation.words_of` the declared outputs; 0: Python makes them */
     int64_t output_count;       /* how many of the last parameters are outputs */
     int64_t outputs_name;       /* PyObject *, name of the method for calls whose outputs Python has to make */
     int64_t slow_name;          /* PyObject *, name of the method for calls that native code does not know */

@@ -11,9 +11,9 @@ from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import CPU
 from ..ground.native import call_word, load, stack, store
 from . import structs
-from .exports import BY_PYTHON, HOLDING, NATIVELY, TURNS, begin_export, has_turn, is_exported
 from .frame import EXPORT_BYTES
 from .lists import may_hold_arrays, take_snapshot
+from .owning_exports import BY_PYTHON, HOLDING, NATIVELY, TURNS, begin_export, has_turn, is_exported
 from .read_arguments import note_stop
 from .type_table import find
 
@@ -25,7 +25,7 @@ PENDING_WORDS = 2 * structs.MAX_TUPLE_DEPTH
 def export_managed(context_address, frame_address, args, nargs, flags):
     """Make every owning export of the call, in the order in which :data:`read_arguments.walk` uses them. Returns a STATUS_*.
 
-    It passes over the arguments in each turn of ``exports``. The first one also makes snapshots of lists.
+    It passes over the arguments in each turn of ``owning_exports``. The first one also makes snapshots of lists.
     """
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)

@@ -10,8 +10,8 @@ import numpy as np
 from .._abi import ffi
 from ..arguments import dunder
 from ..arguments.discovery import discover
+from ..arguments.exchange_tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, lent, own_table
 from ..arguments.ndarrays import NDARRAY
-from ..arguments.tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, lent, own_table
 from ..ground.cpython import CapsuleType
 from ..ground.once import for_ever, forkable_lock, once
 from ..ground.pythonapi import PyCapsule_New, PyType_Modified

@@ -1,8 +1,8 @@
 """Resolve wrappers to the tensors that they wrap. The native code of ``arguments.forwarded`` calls this."""
 
 from ..arguments import dunder
+from ..arguments.exchange_tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
 from ..arguments.others import advice_for
-from ..arguments.tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
 from ..ground.safe_repr import type_name
 from ..producers.framework import PLAIN, framework_of
 from .export import exporter_of

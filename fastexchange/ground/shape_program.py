@@ -1,6 +1,6 @@
 """Programs that compute the shapes of outputs: what a notation is compiled to (``shape_notation``), and their interpreter.
 
-:func:`evaluate` runs in Python, and native code compiles the same function (``dispatch.outputs``).
+:func:`evaluate` runs in Python, and native code compiles the same function (``dispatch.allocation``).
 """
 
 MAX_PARAMETERS = 64

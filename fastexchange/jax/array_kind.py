@@ -357,7 +357,7 @@ def mark_array(entry, ob):
 
 @cfunction(types.intp, *[types.intp] * 5)
 def read_shape(context_address, entry, ob, shape, room):
-    """The shape of an array: see ``outputs.read_shape``."""
+    """The shape of an array: see ``allocation.read_shape``."""
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     key, _, extents = element_of(jax_at(structs.entry_at(entry).guard), runtime, ob)
     if key == 0 or load(extents + OB_SIZE) > room:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..calls.precompile import precompile
+from ..calls.compile_ahead import precompile
 from ..dispatch import batches, structs
 from ..ground import dtype_registry
 from ..ground.dlpack_types import DLDataType

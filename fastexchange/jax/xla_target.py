@@ -10,9 +10,9 @@ import numpy as np
 
 from .._abi import ffi
 from ..arguments.decoding import field_of
+from ..calls.compile_ahead import compiled_natively
 from ..calls.dependencies import closure_of
 from ..calls.options import declaring
-from ..calls.precompile import compiled_natively
 from ..calls.resolve import Report
 from ..dispatch import structs
 from ..ground.dtypes import field_to_dtype

@@ -7,12 +7,12 @@ import numba
 import numpy as np
 
 from ..arguments.kind import OTHER
-from ..calls.explain import explain
+from ..calls.explanation import explain
 from ..calls.kernel import FastKernel
 from ..ground.safe_repr import shown, type_name
 from . import files
 from .alternatives import alternatives as other_ways
-from .exports import statements_of
+from .exported_calls import statements_of
 from .frames import without_own_frames
 from .judgement import Notes, explained, judge, name_what_is_lost
 from .null_kernels import empty_kernel, null_kernel, returning_null_kernel

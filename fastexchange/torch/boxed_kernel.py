@@ -17,6 +17,7 @@ from llvmlite import ir
 from numba import types
 
 from ..dispatch import structs
+from ..dispatch.allocation import PROMOTED, SCRATCH_WORDS, SHAPES_WORDS, compute_shapes
 from ..dispatch.boxing import box_or_raise
 from ..dispatch.frame import (
     ARRAY_BYTES,
@@ -31,7 +32,6 @@ from ..dispatch.frame import (
     take_frame,
 )
 from ..dispatch.inline_cache import look_up
-from ..dispatch.outputs import PROMOTED, SCRATCH_WORDS, SHAPES_WORDS, compute_shapes
 from ..dispatch.python_calls import drop_error, leave_failure, take_error
 from ..dispatch.reading import FLAG_MEMORY
 from ..dispatch.type_table import find

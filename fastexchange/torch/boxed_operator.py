@@ -12,7 +12,7 @@ from types import BuiltinFunctionType
 from typing import Any
 
 from .._abi import ffi
-from ..dispatch.outputs import PROMOTED
+from ..dispatch.allocation import PROMOTED
 from ..ground.native import address_of
 from ..ground.once import for_ever, once
 from ..ground.promotion import NONE, promote

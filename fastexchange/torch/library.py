@@ -1,7 +1,7 @@
 """Registering kernels with PyTorch's dispatcher.
 
 An operator is what ``torch.compile``, ``torch.export`` and autograd see of a kernel: a schema, a *fake* implementation that gives
-the shapes of its results (both in ``schema``), a backward pass (``backward``), and the kernel itself for tensors with
+the shapes of its results (both in ``schema``), a backward pass (``autograd``), and the kernel itself for tensors with
 memory. An operator and its kernel live as long as the process, because compiled graphs refer to the operator.
 
 Source: ``torch.library``.
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..calls.filled import is_debugging
 from ..ground.once import for_ever, forkable_lock
-from .backward import register_backward
+from .autograd import register_backward
 from .boxed_operator import BoxedKernel, count_writes, result_refused
 from .declaration import code_of, declaration_of, forget_compiled, forget_name, show_in_name, telling
 from .dispatch_table import Table

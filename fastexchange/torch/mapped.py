@@ -7,7 +7,7 @@ all batches. For other calls ``library`` calls the operator for each item.
 import ctypes
 
 from .._abi import ffi
-from ..calls.precompile import compiled_natively
+from ..calls.compile_ahead import compiled_natively
 from ..dispatch import batches, structs
 from ..ground.native import address_of
 from ..ground.numba_internals import CPUDispatcher, compiles_as_numba

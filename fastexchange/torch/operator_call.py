@@ -7,7 +7,7 @@ an implementation for such calls (``torch.dispatch_table``), PyTorch's dispatche
 from numba import types
 
 from ..dispatch import structs
-from ..dispatch.outputs import NO_MODE
+from ..dispatch.allocation import NO_MODE
 from ..dispatch.python_calls import call_method
 from ..dispatch.type_table import find
 from ..ground import cpython as c

@@ -7,8 +7,8 @@ from numba import types
 
 from .._abi import ffi
 from ..arguments.dunder import DUNDER
+from ..arguments.exchange_tables import EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type, own_table
 from ..arguments.kind import MEANINGS, OTHER, Discovery, Kind, reader
-from ..arguments.tables import EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type, own_table
 from ..arguments.tensors import (
     MEANING,
     PATH,
@@ -20,8 +20,8 @@ from ..arguments.tensors import (
     pack_found,
 )
 from ..dispatch import structs
-from ..dispatch.exports import HOLDING, NATIVELY
 from ..dispatch.frame import ARRAY_BYTES, EXPORT_BYTES
+from ..dispatch.owning_exports import HOLDING, NATIVELY
 from ..dispatch.pack import (
     end_of_array,
     flags_in_order,
@@ -39,7 +39,7 @@ from ..ground.cfunction import CFunction, Library, cfunction
 from ..ground.dlpack import CPU
 from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM
 from ..ground.native import as_words, call_word, load, native, put, stack, store, unlikely
-from . import capsule, checks, exports, modes, offsets
+from . import capsule, checks, modes, offsets, storage_exports
 from .guard import (
     OFFSETS,
     Offsets,
@@ -308,7 +308,7 @@ def mark_tensor(entry, ob):
 
 @cfunction(types.intp, *[types.intp] * 5)
 def read_tensor_shape(context_address, entry, ob, shape, room):
-    """The shape of a tensor that is not odd: see ``outputs.read_shape``."""
+    """The shape of a tensor that is not odd: see ``allocation.read_shape``."""
     context = structs.context_at(context_address)
     guard = guard_of(context, structs.entry_at(entry))
     if is_odd(guard, ob):
@@ -343,7 +343,10 @@ def compare_memory(value) -> None:
 
 
 MEANINGS |= {"memory": "it is read in memory, where the verified layout has it", "table": MEANING}
-_OF_ALL = {"form": structs.FORM_TENSOR, "owner": exports.owner, "is_odd": exports.is_unlike, "take_turn": exports.take_turn}
+_OF_ALL = {
+    "form": structs.FORM_TENSOR, "owner": storage_exports.owner, "is_odd": storage_exports.is_unlike,
+    "take_turn": storage_exports.take_turn,
+}  # fmt: skip
 # With or without a table: Python code runs only for odd tensors.
 _OF_MOST = {**_OF_ALL, "turns": 1 << HOLDING | 1 << NATIVELY, "makes_tensors": True, "is_read_on_device": True}
 TENSOR = Kind(

@@ -25,7 +25,7 @@ import fastexchange
 from fastexchange import OverheadReport, fast_args, measure
 from fastexchange.ground.dlpack import ffi
 from fastexchange.measuring import judgement, overhead, timing, trial
-from fastexchange.measuring.exports import statements_of
+from fastexchange.measuring.exported_calls import statements_of
 from fastexchange.measuring.restoring import Snapshot
 from fastexchange.torch import offsets as torch_offsets
 

@@ -10,7 +10,7 @@ import threading
 import cuda_stub
 
 from fastexchange._abi import ffi
-from fastexchange.cuda import structs
+from fastexchange.cuda import launch_structs
 from fastexchange.cuda.driver import driver
 
 _WORD, _UINT = ctypes.c_void_p, ctypes.c_uint
@@ -74,7 +74,7 @@ class Recorder:
             said = ffi.cast("fx_launch_config *", config)
             attributes = ffi.cast("fx_launch_attribute *", said.attributes)
             found = {attributes[i].id: tuple(attributes[i].value[0:3]) for i in range(said.attribute_count)}
-            special = found.get(structs.CLUSTER_DIMENSION, (0, 0, 0)), structs.COOPERATIVE in found
+            special = found.get(launch_structs.CLUSTER_DIMENSION, (0, 0, 0)), launch_structs.COOPERATIVE in found
             self._note("cuLaunchKernelEx", function, said.grid, said.block, said.shared, said.stream, pointers, *special)
         return code
 

@@ -17,7 +17,7 @@ from ways import mode_of
 
 from fastexchange import convert, fast_args
 from fastexchange.torch import modes as torch_modes
-from fastexchange.torch.backward import _call
+from fastexchange.torch.autograd import _call
 from fastexchange.torch.tracing import name_of
 
 nothing_compiled = torch_operators.nothing_compiled

@@ -25,7 +25,7 @@ class Parameter(NamedTuple):
     """One parameter of a compiled kernel."""
 
     code: int
-    """Where its value is: see ``cuda.structs.parameter``."""
+    """Where its value is: see ``cuda.launch_structs.parameter``."""
     size: int
     """Bytes."""
 

@@ -13,7 +13,7 @@ from numba.core import types
 
 from ...dispatch.structs import ARRAY_HEAD_WORDS
 from ...ground.numba_internals import overloads_of
-from .. import resets, structs
+from .. import launch_structs, resets
 from ..streams import explicit_handle
 from . import Parameter, TargetBase
 
@@ -129,8 +129,8 @@ def _add(numba_type, word: int, found: list[Parameter]) -> int:
     """Add the parameters of an argument whose words begin at `word`. Returns where the next argument's begin."""
     if isinstance(numba_type, types.Array):
         words = ARRAY_HEAD_WORDS + 2 * numba_type.ndim
-        found += [Parameter(structs.parameter(structs.ZERO), 8)] * 2
-        found += [Parameter(structs.parameter(structs.WORD, word + i), 8) for i in range(2, words)]
+        found += [Parameter(launch_structs.parameter(launch_structs.ZERO), 8)] * 2
+        found += [Parameter(launch_structs.parameter(launch_structs.WORD, word + i), 8) for i in range(2, words)]
         return word + words
     if isinstance(numba_type, types.BaseTuple):
         for item in numba_type.types:  # type: ignore[attr-defined]
@@ -138,10 +138,10 @@ def _add(numba_type, word: int, found: list[Parameter]) -> int:
         return word
     if isinstance(numba_type, types.Complex):
         size = numba_type.bitwidth // 16
-        found += [Parameter(structs.parameter(structs.WORD, word + i), size) for i in range(2)]
+        found += [Parameter(launch_structs.parameter(launch_structs.WORD, word + i), size) for i in range(2)]
         return word + 2
     size = 1 if isinstance(numba_type, types.Boolean) else numba_type.bitwidth // 8
-    found.append(Parameter(structs.parameter(structs.WORD, word), size))
+    found.append(Parameter(launch_structs.parameter(launch_structs.WORD, word), size))
     return word + 1
 
 

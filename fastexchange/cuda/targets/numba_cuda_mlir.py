@@ -13,7 +13,7 @@ from typing import Any
 from numba.core import types
 
 from ...dispatch.structs import ARRAY_HEAD_WORDS
-from .. import resets, structs
+from .. import launch_structs, resets
 from ..streams import default_stream, explicit_handle
 from . import Parameter, TargetBase
 
@@ -150,21 +150,21 @@ def _add(own_type: Any, word: int, found: list[Parameter]) -> int:
     if kind == "Array":
         ndim, size = own_type.ndim, getattr(own_type.dtype, "bitwidth", 8) // 8  # booleans have no bitwidth
         extents = word + ARRAY_HEAD_WORDS
-        found += [Parameter(structs.parameter(structs.WORD, word + 4), 8)] * 2
-        found.append(Parameter(structs.parameter(structs.ZERO), 8))
-        found += [Parameter(structs.parameter(structs.WORD, extents + i), 8) for i in range(ndim)]
-        found += [Parameter(structs.parameter(structs.ELEMENTS, extents + ndim + i, size), 8) for i in range(ndim)]
+        found += [Parameter(launch_structs.parameter(launch_structs.WORD, word + 4), 8)] * 2
+        found.append(Parameter(launch_structs.parameter(launch_structs.ZERO), 8))
+        found += [Parameter(launch_structs.parameter(launch_structs.WORD, extents + i), 8) for i in range(ndim)]
+        found += [Parameter(launch_structs.parameter(launch_structs.ELEMENTS, extents + ndim + i, size), 8) for i in range(ndim)]
         return extents + 2 * ndim
     if hasattr(own_type, "types") and hasattr(own_type, "__len__"):
         for item in own_type.types:
             word = _add(item, word, found)
         return word
     if kind == "Complex":
-        how = structs.JOINED if own_type.bitwidth == 64 else structs.WORD
-        found.append(Parameter(structs.parameter(how, word), own_type.bitwidth // 8))
+        how = launch_structs.JOINED if own_type.bitwidth == 64 else launch_structs.WORD
+        found.append(Parameter(launch_structs.parameter(how, word), own_type.bitwidth // 8))
         return word + 2
     size = 1 if kind == "Boolean" else own_type.bitwidth // 8
-    found.append(Parameter(structs.parameter(structs.WORD, word), size))
+    found.append(Parameter(launch_structs.parameter(launch_structs.WORD, word), size))
     return word + 1
 
 

@@ -2,12 +2,12 @@
 
 from numba.core import sigutils
 
-from ..calls.precompile import arguments_of, signature_in
+from ..calls.compile_ahead import arguments_of, signature_in
 from ..dispatch import structs
 from ..dispatch.reading import DRY_RUN
 from . import python_exports
 from .classify import classify_arguments, is_for_package
-from .resolve import LaunchResolver, device_of, naming
+from .resolve_launch import LaunchResolver, device_of, naming
 from .specialising import compiled_for, taken_for, types_given
 
 __all__ = ["precompile"]

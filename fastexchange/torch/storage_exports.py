@@ -1,4 +1,4 @@
-"""Owning exports of PyTorch's tensors: what they do in each turn of ``dispatch.exports``, and who owns their memory.
+"""Owning exports of PyTorch's tensors: what they do in each turn of ``dispatch.owning_exports``, and who owns their memory.
 
 Where tensors are read in memory, a reference to the storage is export enough. Elsewhere PyTorch is asked about each exported one.
 """
@@ -6,8 +6,8 @@ Where tensors are read in memory, a reference to the storage is export enough. E
 from numba import types
 
 from ..dispatch import structs
-from ..dispatch.exports import HOLDING, make_export
 from ..dispatch.frame import drop
+from ..dispatch.owning_exports import HOLDING, make_export
 from ..dispatch.reading import DRY_RUN, FLAG_ASKED, is_owning
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction

@@ -30,9 +30,9 @@ from ..ground.shape_program import (
 )
 from . import structs
 from .binding import bind_into
+from .boxed_results import NEW, as_target
 from .frame import drop, give_frame, take_frame
 from .python_calls import call_method
-from .results import NEW, as_target
 from .type_table import find
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)

@@ -169,7 +169,7 @@ class CudaKernel(Kernel, NativeCallable):
         The kernel is compiled for the device of the example's tensors, or for the current one, and loaded there. Its package
         keeps it on disk where the dispatcher has ``cache=True``. Raises TypeError for an example that only the package launches.
         """
-        from .precompile import precompile
+        from .launch_ahead import precompile
 
         return precompile(self, calls)
 
