@@ -3,8 +3,8 @@
 Start at :func:`fast_args` in ``api``. The way of one argument: ``calls.kernel`` (what is called), ``dispatch.vectorcall`` (the
 native call), ``dispatch.rows`` (a cached call, from the arguments into the kernel and out again) or
 ``dispatch.read_arguments`` (reading the arguments of any other call) and ``dispatch.trampoline`` (into the kernel);
-``calls.resolve`` and ``arguments.discovery`` for what is met for the first time, ``calls.fallback`` for what is left to Numba;
-``ground.dlpack``, ``ground.cpython`` and ``ground.native`` are what all stands on. CONTRIBUTING shows the house.
+``calls.resolve`` and ``arguments.discovery`` for what is seen for the first time, ``calls.fallback`` for what is left to Numba;
+``ground.dlpack``, ``ground.cpython`` and ``ground.native`` are what all stands on. CONTRIBUTING shows all of it.
 """
 
 from importlib import import_module as _import_module
@@ -40,7 +40,7 @@ __all__ = [
     "to_dlpack", "unpolyfill",
 ]  # fmt: skip
 
-_ROOMS = {
+_MODULES = {
     "api": ("accelerate", "decelerate", "fast_args"),
     "calls.bound_launch": ("BoundCudaLaunch", "BoundLaunch"),
     "calls.explanation": ("explain",),
@@ -58,16 +58,16 @@ _ROOMS = {
     "measuring.overhead": ("measure",),
     "measuring.report": ("OverheadReport",),
 }
-"""Where the names are that are imported when they are first used: native rooms take a while, and Numba is not asked for sooner.
+"""Where the names are that are imported when they are first used: native modules take a while, and Numba is not asked for sooner.
 
 A program that ``python -m fastexchange run`` runs may set what Numba and NumPy read when they are imported.
 """
 
 
 def __getattr__(name: str):
-    for room, names in _ROOMS.items():
+    for module, names in _MODULES.items():
         if name in names:
-            found = getattr(_import_module(f".{room}", __name__), name)
+            found = getattr(_import_module(f".{module}", __name__), name)
             globals()[name] = found
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

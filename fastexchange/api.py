@@ -68,7 +68,7 @@ def fast_args(
         framework of `returns`, or else of the first tensor in the notation. Its elements are of the declared type, or of the one
         to which the types of the tensors on the left are promoted (as by PyTorch and JAX). The call returns its outputs; the
         kernel must return None.
-    mutates : the names of the arguments that the kernel writes to, beside its outputs, for PyTorch's autograd, ``torch.compile``
+    mutates : the names of the arguments that the kernel writes to, besides its outputs, for PyTorch's autograd, ``torch.compile``
         and ``torch.export`` (see :meth:`FastKernel.as_torch_op`). None: with `out`, none; without, any tensor may be written to.
     backward : how PyTorch and JAX differentiate the kernel, which declares `out`: a kernel that declares outputs, a Python
         function, or a list of these. Their parameters say what they need: the names of arguments and outputs of `func`, and

@@ -1,4 +1,4 @@
-"""Which interpreters the package runs on: CPython. Imported first of all rooms."""
+"""Which interpreters the package runs on: CPython. Imported before all other modules."""
 
 import ctypes
 import sys

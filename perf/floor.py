@@ -127,7 +127,7 @@ def load_nanobind() -> ModuleType | str:
         return "nanobind is not installed"
     sources = Path(nanobind.source_dir())
     options = [f"-I{nanobind.include_dir()}", f"-I{sources.parent / 'ext' / 'robin_map' / 'include'}"]
-    # As nanobind's own build has them, but for a size in the place of speed.
+    # As nanobind's own build has them, but for a size in place of speed.
     options += [str(sources / "nb_combined.cpp"), "-std=c++17", "-fvisibility=hidden", "-fno-strict-aliasing", "-DNDEBUG"]
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     source = (_HERE / "floor_nanobind.cpp").read_text()

@@ -1,4 +1,4 @@
-"""How the package is built: which of its rooms may import which; and what documents and lists say of it."""
+"""How the package is built: which of its folders may import which; and what documents and lists say of it."""
 
 import ast
 import re
@@ -14,9 +14,9 @@ FLOORS = (
     "ground", "producers", "dispatch", "arguments", "exchange", "calls", "cuda", "api", "measuring", "__init__", "command",
     "__main__",
 )  # fmt: skip
-"""From the bottom to the top: what a room imports lies in it, or below."""
+"""From the bottom to the top: what a folder imports lies in it, or below."""
 PLACES = dict.fromkeys(("_abi", "_abi_build", "half", "interpreter", "version"), "ground") | {"_native_build": "__main__"}
-"""Files that are not in a room."""
+"""Files that are not in a folder."""
 FRAMEWORKS = {
     "torch": {
         "producers": "samples storages",
@@ -26,7 +26,7 @@ FRAMEWORKS = {
     },
     "jax": {"producers": "layout put", "dispatch": "xla", "arguments": "array_kind"},
 }
-"""What is known of a framework lies in one room, its files on several floors: those that are not here on that of ``calls``."""
+"""What is known of a framework lies in one folder, its files on several floors: those that are not here on that of ``calls``."""
 
 
 def _name(path: Path) -> str:
@@ -57,11 +57,11 @@ def imported_by(name: str) -> set[str]:
 
 
 def floor_of(name: str) -> int:
-    room, _, file = name.partition(".")
-    if room in FRAMEWORKS:
-        floors = [floor for floor, files in FRAMEWORKS[room].items() if file in files.split()]
+    folder, _, file = name.partition(".")
+    if folder in FRAMEWORKS:
+        floors = [floor for floor, files in FRAMEWORKS[folder].items() if file in files.split()]
         return FLOORS.index(floors[0] if floors else "calls" if file else "ground")
-    return FLOORS.index(PLACES.get(room, room))
+    return FLOORS.index(PLACES.get(folder, folder))
 
 
 def test_nothing_is_imported_from_above_or_in_a_circle():
@@ -152,9 +152,9 @@ def test_no_variadic_function_is_called():
 
 def test_a_kind_of_argument_is_named_where_it_is_described_and_hardly_elsewhere():
     """What a kind is to native code, to Numba or to an operator, its fields say; an ``if`` with its name says it again."""
-    rooms = ["torch.tensor_kind", "jax.array_kind", *(name for name in TEXTS if name.startswith("arguments."))]
+    folders = ["torch.tensor_kind", "jax.array_kind", *(name for name in TEXTS if name.startswith("arguments."))]
     made = re.compile(r"^([A-Z_0-9, ]+) = (?:Kind|exported|borrowed|_kind)\(", re.MULTILINE)
-    kinds = {kind for name in rooms for names in made.findall(TEXTS[name]) for kind in names.split(", ")}
-    named = {kind: [name for name in TEXTS if name not in rooms and re.search(rf"\b{kind}\b", TEXTS[name])] for kind in kinds}
+    kinds = {kind for name in folders for names in made.findall(TEXTS[name]) for kind in names.split(", ")}
+    named = {kind: [name for name in TEXTS if name not in folders and re.search(rf"\b{kind}\b", TEXTS[name])] for kind in kinds}
     allowed = {"OTHER": 6, "DUNDER": 3}  # what nothing else takes; what only Python asks
     assert len(kinds) >= 8 and not [(kind, names) for kind, names in named.items() if len(names) > allowed.get(kind, 2)]

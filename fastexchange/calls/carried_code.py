@@ -64,7 +64,7 @@ def _signatures(count: int) -> str:
 
 
 class _InMemory:
-    """Entries in the place of a ``CacheFolder``: compressed, by the digests of their keys."""
+    """Entries in place of a ``CacheFolder``: compressed, by the digests of their keys."""
 
     def __init__(self) -> None:
         self.entries: dict[str, bytes] = {}

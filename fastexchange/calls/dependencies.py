@@ -1,4 +1,4 @@
-"""Digests of everything that a function's machine code depends on beside its types. They agree between processes.
+"""Digests of everything that a function's machine code depends on besides its types. They agree between processes.
 
 Numba compiles the values of a function's names into its code: constants, arrays, other functions, attributes of modules. This
 module follows all names, *describes* the values in words that are equal in all processes, and makes digests of the descriptions.
@@ -350,7 +350,7 @@ def _extensions() -> list:
     """Describe the modules that have registered extensions with Numba: by digests of their files, and by their functions.
 
     The functions are described loosely: they are parts of a compiler, and name many objects that do not matter. They are there
-    beside the files because those may have been edited since they were imported.
+    besides the files because those may have been edited since they were imported.
     """
     described: list = conversions()
     for name, registered in sorted(extensions().items()):

@@ -502,7 +502,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             ``grad_`` and an output's name; its outputs are ``grad_`` and an argument's name. Without a backward pass the operator
             refuses tensors that require grad, as the kernel does.
         setup_context : for a function in `backward`: ``setup_context(ctx, inputs, output)`` saves what it needs.
-        mutates : the names of the arguments that the kernel writes to, beside its outputs. None: as in ``fast_args(mutates=…)``.
+        mutates : the names of the arguments that the kernel writes to, besides its outputs. None: as in ``fast_args(mutates=…)``.
         vmap : ``"loop"``: ``torch.vmap`` calls the operator for each item of a batch. A function: as for
             ``torch.library.register_vmap``. None: no rule.
         replace : take the place of an operator of this name that an earlier call has registered, as in a notebook.

@@ -24,7 +24,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class _States:
-    """What a pickle holds beside the kernel's identity: a class, and the arguments of its ``_rebuild``."""
+    """What a pickle holds besides the kernel's identity: a class, and the arguments of its ``_rebuild``."""
 
     def __init__(self, cls: Any, arguments: tuple[tuple[str, Any], ...]):
         # A tuple, as a pickler refers to a dictionary before it is filled, and a function may name its own kernel.

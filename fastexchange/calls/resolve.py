@@ -1,6 +1,6 @@
 """The slow path: calls that native code does not know yet.
 
-:class:`Resolver` repeats an attempt at the call, and after each one learns what native code has met for the first time: a type, a
+:class:`Resolver` repeats an attempt at the call, and after each one learns what native code sees for the first time: a type, a
 dtype, a signature. Calls that native code cannot make go to Numba's dispatcher (``calls.fallback``).
 """
 
@@ -37,7 +37,7 @@ from .compile_errors import add_call, why_not_compiled
 from .fallback import are_numbas, call_numba, copy_of, forget_frames
 from .results import check_argument
 
-MAX_LOOKS = 64  # attempts at one call, beside those for each argument and item
+MAX_LOOKS = 64  # attempts at one call, besides those for each argument and item
 _REPORT_KEYS = 4096
 
 
@@ -45,7 +45,7 @@ _as_it_is = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Report:
-    """The result of an attempted call: an ``fx_report`` and the Python objects beside it."""
+    """The result of an attempted call: an ``fx_report`` and the Python objects besides it."""
 
     def __init__(self):
         self.result: Any = None

@@ -38,7 +38,7 @@ _VALUES = types.Number, types.Boolean, types.NPDatetime, types.NPTimedelta, type
 """Types of elements that are copied when they are read."""
 
 _WAYS = types.Record, types.NumpyFlatType, types.IteratorType, types.Pair
-"""Types by whose values memory can be written to, beside arrays and tuples."""
+"""Types by whose values memory can be written to, besides arrays and tuples."""
 _NUMBERING = frozenset({enumerate, np.ndenumerate})
 _SHOW = frozenset({iter, next, np.nditer, *_NUMBERING})
 """Functions whose results show the memory of their first argument."""

@@ -130,7 +130,7 @@ def _described(found: Any, what: str) -> str:
     name = what.rpartition(":")[2]
     if issubclass(cls, Dispatcher):
         raise CommandError(
-            f"{what} is a plain Numba dispatcher, not a kernel: put @fast_args in the place of @njit or above it, or call "
+            f"{what} is a plain Numba dispatcher, not a kernel: put @fast_args in place of @njit or above it, or call "
             f"fast_args({name})"
         )
     if inspect.isfunction(found):

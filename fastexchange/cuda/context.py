@@ -16,7 +16,7 @@ __all__ = ["CudaContext", "Launchable"]
 
 
 class Launchable(NamedTuple):
-    """The Python objects of one signature, beside its ``fx_overload``."""
+    """The Python objects of one signature, besides its ``fx_overload``."""
 
     compiled: Compiled
     parameters: list[Parameter]

@@ -61,7 +61,7 @@ from .type_table import find
 ARRAY_WORDS = structs.ARRAY_HEAD_WORDS + 2 * MAX_NDIM
 BY_NUMBA = 1  # box_array(): let Numba's own boxing code make an ndarray
 PLAIN_CODES = sum(1 << code for code in (INT, UINT, FLOAT, COMPLEX, BOOL))  # DLPack codes for which Numba has types
-NEW = -1  # in the place of a dtype field: the array is an output, which nobody else has
+NEW = -1  # in place of a dtype field: the array is an output, which nobody else has
 ONE, SEVERAL = 1, 2  # of fx_overload.boxes_arrays: the result is an array, or contains arrays
 
 

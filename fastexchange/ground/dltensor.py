@@ -30,7 +30,7 @@ Elsewhere, the first 64 KiB: Windows may hand out what follows them, and macOS k
 
 READONLY = np.uint64(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY)
 READONLY_IS_ASSUMED = np.uint64(1 << 63)
-"""A flag of this package beside READONLY, for exports of legacy capsules, which have no flags.
+"""A flag of this package besides READONLY, for exports of legacy capsules, which have no flags.
 
 Their memory is taken for readonly, as by ``np.from_dlpack`` (JAX's immutable arrays have such capsules), unless the type is known
 to be mutable. No export leaves the package with this flag.

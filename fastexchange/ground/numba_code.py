@@ -389,7 +389,7 @@ class LostCode(RuntimeError):
 
 
 def native_code_depends_on() -> tuple:
-    """What the code of native functions depends on beside their sources and the processor: Python, Numba, llvmlite."""
+    """What the code of native functions depends on besidess their sources and the processor: Python, Numba, llvmlite."""
     packages = numba.__version__, llvmlite.__version__, DispatcherBase.__basicsize__
     return sysconfig.get_config_var("SOABI"), *packages, TUPLE_ITEMS, NONE_IS_IMMORTAL
 
@@ -412,7 +412,7 @@ def machine_depends_on() -> tuple:
 
 
 def code_depends_on() -> tuple:
-    """Everything that a kernel's machine code depends on beside its sources: builds and versions, the processor, settings."""
+    """Everything that a kernel's machine code depends on besides its sources: builds and versions, the processor, settings."""
     return native_code_depends_on(), sys.version, sys.maxsize, np.__version__, machine_depends_on()
 
 

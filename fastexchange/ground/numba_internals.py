@@ -67,7 +67,7 @@ EnvironmentManager: Any = imported("numba.core.pythonapi", "EnvironmentManager",
 FunctionCache: Any = imported("numba.core.caching", "FunctionCache", object)
 CPUDispatcher: Any = imported("numba.core.registry", "CPUDispatcher", type(numba.njit(lambda: None)))
 class HelperDispatcher(CPUDispatcher):
-    """Numba's dispatcher of a function of this package's own: not compiled by what a program puts in the place of Numba's."""
+    """Numba's dispatcher of a function of this package's own: not compiled by what a program puts in place of Numba's."""
 
     with contextlib.suppress(AttributeError):
         compile = CPUDispatcher.compile
@@ -475,7 +475,7 @@ def class_of_dispatchers() -> Any:
 
 
 def set_class_of_dispatchers(cls: Any) -> None:
-    """Let ``numba.jit`` make objects of `cls`, and put `cls` in the place of ``CPUDispatcher``.
+    """Let ``numba.jit`` make objects of `cls`, and put `cls` in place of ``CPUDispatcher``.
 
     ``numba.jit`` reads the class in a registry. Dispatchers are pickled with the name of their class, so Numba's own class gets
     its other name, which it has in every process.

@@ -3,7 +3,7 @@
 A document is ``{"machine": …, "rounds": n, "results": [row, …]}``, a row ``{"key", "median_ns", "iqr_ns", "samples_ns"}`` and,
 where it has them, ``label``, ``code`` (the statement that was timed) and ``reference``, ``ratio``, ``ratio_iqr`` (to the row of
 that key, computed for each round); and ``"measurable": false`` if the median means nothing. Times are nanoseconds per call, the
-loop around the call subtracted. A row of another unit has its name in the place of ``ns``: ``median_bytes``, ``iqr_bytes``,
+loop around the call subtracted. A row of another unit has its name in place of ``ns``: ``median_bytes``, ``iqr_bytes``,
 ``samples_bytes``.
 """
 
@@ -84,7 +84,7 @@ def result(
 
 
 def write(path: Path, described: dict, rounds: int, results: list[dict], **more) -> None:
-    """Write a document, and make its folders. `more`: further fields beside the results."""
+    """Write a document, and make its folders. `more`: further fields besides the results."""
     document = {"machine": described, "rounds": rounds, "results": results, **more}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

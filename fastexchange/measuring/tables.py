@@ -83,7 +83,7 @@ def _show_rich(heads: Sequence[str], lines: Sequence[Row | str], left: Sequence[
 
 
 def progress(text: str) -> None:
-    """Show `text` on the terminal in the place of the last one. Does nothing if stderr is not a terminal."""
+    """Show `text` on the terminal in place of the last one. Does nothing if stderr is not a terminal."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 

@@ -55,7 +55,7 @@ class Registered:
     def take_over(self, replaced: "Registered") -> None:
         """Let all that has the replaced operator's objects find this operator."""
         self.former = [*replaced.former, replaced.overload]
-        for overload in self.former:  # PyTorch's dispatcher gives Python the first OpOverload that it has met
+        for overload in self.former:  # PyTorch's dispatcher gives Python the first OpOverload that it has seen
             vars(overload).update(vars(self.overload))
         for operator in list(replaced.operators):
             operator._be_replaced(self)

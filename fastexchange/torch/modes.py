@@ -1,4 +1,4 @@
-"""PyTorch's modes and version counters: what a call of an operator has to heed beside its tensors.
+"""PyTorch's modes and version counters: what a call of an operator has to heed besides its tensors.
 
 A *mode* (``TorchDispatchMode``, ``TorchFunctionMode``: counters of operations, tracers, fake tensors) gets a thread's operators.
 Native code asks PyTorch's C++ functions whether one is active. A *version counter* counts the writes to a tensor, for autograd;
@@ -33,7 +33,7 @@ typedef struct {
     int64_t tracer_key;         /* the dispatch key of torch.jit.trace */
     int64_t transform_key;      /* the dispatch key of the transforms of torch.func */
     int64_t function_modes;     /* int64_t (*)(void): how many modes with __torch_function__ are active; 0: nothing is known */
-    int64_t is_unknown;         /* with function_modes 0: whether PyTorch has been met, so Python has to ask it */
+    int64_t is_unknown;         /* with function_modes 0: whether PyTorch has been seen, so Python has to ask it */
     int64_t object;             /* in a tensor's Python object: a pointer to the implementation */
     int64_t counter;            /* in that: a pointer to the version counter, NULL: the tensor has none; 0: it is unknown where */
     int64_t count;              /* in the version counter: the count, a uint32_t */
@@ -51,7 +51,7 @@ def _modes():
 
 @native
 def is_mode_active(heeds_functions):
-    """Whether a mode of PyTorch gets the operators of the calling thread, or may. False before PyTorch is met.
+    """Whether a mode of PyTorch gets the operators of the calling thread, or may. False before PyTorch is seen.
 
     ``torch.jit.trace`` is one, and so are the transforms of ``torch.func``, which wrap what is allocated within them.
     `heeds_functions`: whether modes with ``__torch_function__`` count, too.
@@ -102,7 +102,7 @@ _STACK_LENGTH = "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"
 
 
 def expect_modes() -> None:
-    """Let native code take a mode for active until :func:`why_no_modes` has been asked: PyTorch's tensors are met."""
+    """Let native code take a mode for active until :func:`why_no_modes` has been asked: PyTorch's tensors are seen."""
     _state.is_unknown = 1
     _let_see_calls()
 

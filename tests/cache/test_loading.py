@@ -1,4 +1,4 @@
-"""Machine code that is at hand, on disk or in a pickle, is run without Numba's compiler, unless it needs a part of it."""
+"""Machine code that is cached, on disk or in a pickle, is run without Numba's compiler, unless it needs a part of it."""
 
 import textwrap
 

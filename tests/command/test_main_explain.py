@@ -108,7 +108,7 @@ ERRORS = [
     ("kernels_of_mine:Holder.ad", "kernels_of_mine has no 'ad' in Holder"),
     ("math:ad", "it has no kernels of fast_args"),
     ("kernels_of_mine:function", "decorate it with @fast_args"),
-    *((f"kernels_of_mine:plain{more}", "put @fast_args in the place of @njit") for more in ("", " --args 1")),
+    *((f"kernels_of_mine:plain{more}", "put @fast_args in place of @njit") for more in ("", " --args 1")),
     *((f"kernels_of_mine:{each} --args 1", "--args is for kernels") for each in ("vector", "liar")),
     ("kernels_of_mine:add --args 1,2,3", "--args: TypeError: add() takes from 1 to 2 positional arguments"),
     *((f"kernels_of_mine:add --args {given}", f"--args: {error}")

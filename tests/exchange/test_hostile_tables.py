@@ -1,4 +1,4 @@
-"""What may stand in the place of a type's exchange table: unusable, usable though not where expected, raising, changing."""
+"""What may stand in place of a type's exchange table: unusable, usable though not where expected, raising, changing."""
 
 import contextlib
 import gc

@@ -265,7 +265,7 @@ def sums(x):
 
 
 def test_reductions_in_parallel():
-    """Numba's own, which it puts in the place of what it knows by name, would overlook NaN.
+    """Numba's own, which it puts in place of what it knows by name, would overlook NaN.
 
     They depend neither on parallel loops nor on the number of threads.
     """

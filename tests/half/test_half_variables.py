@@ -88,7 +88,7 @@ def of_pairs():
 
 
 def function_of(programs, beside):
-    """A function that returns what each program returns. `beside`: what is in the place of ``<2>``."""
+    """A function that returns what each program returns. `beside`: what is in place of ``<2>``."""
     names = {"np": np}
     for j, program in enumerate(programs):
         body = re.sub(r"<(\w+)>", beside, program)

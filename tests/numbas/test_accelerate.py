@@ -292,7 +292,7 @@ def test_functions_are_pickled_accelerated_or_not():
 
 
 def noting(original, seen: list):
-    """A function in the place of another, which it calls."""
+    """A function in place of another, which it calls."""
     return lambda self, *args, **kwargs: seen.append(args) or original(self, *args, **kwargs)
 
 

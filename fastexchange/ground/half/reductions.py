@@ -148,7 +148,7 @@ def _folding(fold, finish):
 def _of_half_arrays(attribute: str, is_method: bool):
     """Decorator like ``overload_method`` or ``overload_attribute`` of arrays, which leaves all other arrays to Numba.
 
-    The code is compiled into the caller's, before ``parallel=True`` puts code of its own in the place of what it knows by name.
+    The code is compiled into the caller's, before ``parallel=True`` puts code of its own in place of what it knows by name.
     """
 
     def register(function):
