@@ -39,6 +39,8 @@ def why_not_compiled(error: BaseException, kernel, positional: list, named: dict
     line = f"{_call(kernel, positional, named)}: Numba cannot compile the kernel for these argument types."
     if any(map(is_half, [*positional, *named.values()])):
         line += " What it cannot do with numbers of half precision, it can do with x.astype(np.float32)."
+    if any(map(_is_readonly, [*positional, *named.values()])):
+        line += " A kernel cannot write to a readonly array: pass a copy; for an array of JAX declare fast_args(mutates=...)."
     line += " It says:"
     if isinstance(error, NotImplementedError):
         line = (
@@ -50,8 +52,17 @@ def why_not_compiled(error: BaseException, kernel, positional: list, named: dict
 
 def is_half(value) -> bool:
     """Whether an argument, or its type, is of half precision."""
-    numba_type: Any = value if isinstance(value, types.Type) else _type_of(value)
+    numba_type: Any = _as_type(value)
     return hasattr(numba_type.dtype if isinstance(numba_type, types.Array) else numba_type, "format")
+
+
+def _is_readonly(value) -> bool:
+    numba_type = _as_type(value)
+    return isinstance(numba_type, types.Array) and not numba_type.mutable
+
+
+def _as_type(value):
+    return value if isinstance(value, types.Type) else _type_of(value)
 
 
 def why_not_declared(error: BaseException, kernel, positional: list, named: dict[str, Any]) -> str:

@@ -271,7 +271,7 @@ def test_outputs_of_all_sizes(size):
 
 
 def test_arrays_are_readonly():
-    with pytest.raises(Exception, match="readonly"):
+    with pytest.raises(Exception, match=r"cannot write to a readonly array: .* of JAX declare fast_args\(mutates="):
         fast_args(lambda x: x.fill(1))(jnp.ones(3))
 
 
