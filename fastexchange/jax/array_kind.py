@@ -224,7 +224,8 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     """Fill the pointer at `out` with an owning export of the array `py_object`, its buffer.
 
     While JAX makes that, without the GIL, another thread may delete the array, and JAX 0.10 aborts. So where there is another
-    thread, the export is that of the part on the only device, an array that nobody else has. Where there is no buffer (on another
+    thread, the export is that of the part on the only device, an array that nobody else has. The part is waited for first:
+    asked for an address before, JAX 0.10 waits with the GIL, which the computation may need. Where there is no buffer (on another
     device, elements of half precision), the array's ``__dlpack__`` makes the export, or raises.
 
     Returns: 0, or -1 with an exception set. Owns: the caller calls the deleter once. GIL: held; released while JAX waits.
@@ -235,13 +236,18 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     failed = types.int32(-1)
     if is_only_thread():
         failed = buffer.export(py_object, out)
-    elif data_of(load(side), py_object) != -1:
+    else:
         arguments = stack(2)
         store(arguments, py_object)
         store(arguments + 8, load(side + 16))
         part = c.PyObject_VectorcallMethod(load(side + 8), arguments, 2, 0)
         if part != 0:
-            failed = buffer.export(part, out)
+            store(arguments, part)
+            computed = c.PyObject_VectorcallMethod(load(side + 24), arguments, 1, 0)
+            if computed != 0:
+                c.Py_DecRef(computed)
+                if data_of(load(side), py_object) != -1:
+                    failed = buffer.export(part, out)
             c.Py_DecRef(part)
     if failed != 0:
         c.PyErr_Clear()
@@ -392,7 +398,7 @@ def __getattr__(name):
     """``PYTHON_SIDE``: the Python objects that native code needs, made on first access."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return POINTER_NAME, "addressable_data", 0
+    return POINTER_NAME, "addressable_data", 0, "block_until_ready"
 
 
 def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
