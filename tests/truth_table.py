@@ -1,38 +1,34 @@
-"""The truth table of PyTorch's tensors: every kind of tensor, every way to its memory, and what the consumer gets.
+"""Truth tables: every kind of a framework's tensors, every way to its memory, and what the consumer gets.
 
-``python tests/truth_table.py`` prints the table that SECURITY.md has; ``--write`` puts it there. Many cells read what is not
-there, so all are filled by forks of a process that has imported everything: one for every row, and one after every crash.
+``python tests/truth_table.py`` prints the tables that SECURITY.md has; ``--write`` puts them there. Many cells read what is not
+there, so all are filled by forks of a process that has imported everything: one for every row or for all, another after a crash.
 """
 
 import contextlib
 import ctypes
 import functools
+import importlib
 import importlib.metadata
-import importlib.util
+import itertools
 import json
 import resource
-import shutil
 import signal
-import subprocess
 import sys
-import sysconfig
 import tempfile
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-import torch
+import pytest
 from forked import Stage
 from oracle import seen_type
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from fastexchange import fast_args  # noqa: E402
-from fastexchange.ground.dlpack import ffi  # noqa: E402
 
 try:
     import tvm_ffi
@@ -42,11 +38,13 @@ with contextlib.suppress(ImportError):
     import ml_dtypes  # noqa: F401  with which the narrow floats are known
 
 SECURITY = Path(__file__).parents[1] / "SECURITY.md"
-BEGIN, END = "<!-- truth table: begin -->\n", "<!-- truth table: end -->\n"
+MODULES = "torch_truth", "jax_truth"
+"""Each has a ``TABLE``."""
 
 RIGHT, AS_BITS, COPIES = "right", "right, as bits", "copies"
 LOST, WRONG, CRASH, HANGS = "**gradient lost**", "**silently wrong**", "**crash**", "**hangs**"
 NO_TENSOR = "-"
+TRACED = "traced"
 
 
 # ---- kinds of tensors ----------------------------------------------------------------------------------------------
@@ -83,221 +81,12 @@ def _version(package: str) -> str | None:
         return None
 
 
-def value_of(tensor) -> list:
-    """The elements of a tensor as PyTorch says them."""
-    return tensor.detach().resolve_conj().resolve_neg().to_dense().tolist()
-
-
-def _row(name: str, make: Callable[[], Any], value=value_of, **more) -> Row:
+def row(name: str, make: Callable[[], Any], value, **more) -> Row:
     return Row(name, lambda look: look(make()), value, **more)
 
 
-def _rows(makers: dict[str, Callable[[], Any]], value=value_of, **more) -> list[Row]:
-    return [_row(name, make, value, **more) for name, make in makers.items()]
-
-
-_kept: list[Any] = []  # what a tensor is about lives longer than the cell
-_x, _z = functools.partial(torch.arange, 4.0), functools.partial(torch.tensor, [1 + 2j, 3 + 4j])
-_leaf = functools.partial(torch.arange, 4.0, requires_grad=True)
-
-
-def _keep(thing, kept):
-    _kept.append(kept)
-    return thing
-
-
-PLAIN = {
-    "plain": _x, "view with an offset": lambda: torch.arange(8.0)[3:7], "strided": lambda: torch.arange(8.0)[::2],
-    "F order": lambda: torch.arange(6.0).reshape(2, 3).t(),
-    "overlapping (`unfold`)": lambda: torch.arange(5.0).unfold(0, 3, 1),
-    "expanded, stride 0": lambda: torch.arange(2.0)[:, None].expand(2, 3),
-    "one element in a dimension, odd stride": lambda: torch.arange(8.0).as_strided((1, 3), (5, 2)),
-    "0-d": lambda: torch.tensor(3.0), "empty": lambda: torch.empty(0, 3),
-    "negative stride": lambda: torch.arange(4.0).as_strided((4,), (-1,), 3),
-    "negative stride, of NumPy": lambda: torch.from_numpy(np.arange(4.0, dtype=np.float32)[::-1]),
-}  # fmt: skip
-AUTOGRAD = {
-    "leaf that requires grad": _leaf, "result that requires grad": lambda: _leaf() * 2,
-    "view of a leaf": lambda: _leaf()[1:], "`nn.Parameter`": lambda: torch.nn.Parameter(torch.arange(4.0)),
-}  # fmt: skip
-
-
-def _in_mode(mode: str, make, look: Look) -> None:
-    tensor = make()  # before the mode begins: a result of `no_grad()` would not require grad
-    with getattr(torch, mode)():
-        look(tensor)
-
-
-def _view_of_written():
-    base = torch.zeros(4)
-    view = base[1:]
-    base.add_(_leaf())
-    return _keep(view, base)
-
-
-def _dual(look: Look) -> None:
-    from torch.autograd import forward_ad
-
-    with forward_ad.dual_level():
-        look(forward_ad.make_dual(torch.arange(4.0), torch.ones(4)))
-
-
-def _dual_no_more():
-    made: list[Any] = []
-    _dual(made.append)
-    return made[0]
-
-
-AUTOGRAD_ROWS = [
-    *_rows(AUTOGRAD, is_watched=True),
-    _row("written by autograd, after its view was made", _view_of_written, is_watched=True),
-    *(Row(f"{name}, in `{mode}()`", functools.partial(_in_mode, mode, make), value_of)
-      for mode in ("no_grad", "inference_mode") for name, make in AUTOGRAD.items()),
-    _row("`nn.Parameter`, frozen", lambda: torch.nn.Parameter(torch.arange(4.0), requires_grad=False)),
-    _row("detached", lambda: _leaf().detach()),
-    _row("inference tensor", torch.inference_mode()(lambda: torch.arange(4.0))),
-    Row("inference tensor, in `inference_mode()`", torch.inference_mode()(lambda look: look(_x())), value_of),
-    _row("`nn.UninitializedParameter`", lambda: torch.nn.UninitializedParameter(), None),
-    Row("dual tensor of forward mode", _dual, value_of, is_watched=True),
-    _row("dual tensor of forward mode, its level ended", _dual_no_more),
-]  # fmt: skip
-LAZY_AND_LAYOUTS = {
-    "conjugated, lazily (`z.conj()`)": lambda: _z().conj(), "conjugated, in memory": lambda: _z().conj().resolve_conj(),
-    "negated, lazily (`z.conj().imag`)": lambda: _z().conj().imag,
-    "negated, lazily (`_neg_view`)": lambda: torch._neg_view(_x()),
-    "real part of a conjugated one": lambda: _z().conj().real,
-    "conjugated and negated": lambda: torch._neg_view(_z().conj()), "sparse COO": lambda: torch.eye(2).to_sparse(),
-    "sparse CSR": lambda: torch.eye(2).to_sparse_csr(), "sparse CSC": lambda: torch.eye(2).to_sparse_csc(),
-    "sparse BSR": lambda: torch.eye(2).to_sparse_bsr((1, 1)), "mkldnn": lambda: _x().to_mkldnn(),
-}  # fmt: skip
-
-
-def _nested(layout: str):
-    return torch.nested.nested_tensor([_x(), _x()[:2]], layout=getattr(torch, layout))
-
-
-def _cut(count: int, size: int, part: slice | None = None):
-    """A tensor, or a part of it, whose storage has then been resized to so many bytes."""
-    base = torch.arange(float(count))
-    view = base if part is None else base[part]
-    base.untyped_storage().resize_(size)
-    return _keep(view, base)
-
-
-WITHOUT_MEMORY = {
-    "nested, strided": lambda: _nested("strided"), "nested, jagged": lambda: _nested("jagged"),
-    "meta": lambda: torch.empty(4, device="meta"), "`FakeTensor`": lambda: torch._subclasses.FakeTensorMode().from_tensor(_x()),
-    "`_efficientzerotensor`": lambda: torch._efficientzerotensor((4,)),
-    "data pointer forbidden (`_set_throw_on_mutable_data_ptr`)": lambda: _keep(
-        tensor := _x(), torch._C._set_throw_on_mutable_data_ptr(tensor)),
-    "freed storage": lambda: _cut(4, 0),
-    "freed storage, view with an offset": lambda: _cut(1024, 0, slice(512, 516)),
-}  # fmt: skip
-SMALLER = {
-    "storage smaller than the tensor": lambda: _cut(64, 16),
-    "storage smaller than the view": lambda: _cut(64, 16, slice(16, 20)),
-}
-
-
-class Tenfold(torch.Tensor):
-    """Whose value is ten times its memory, for those who ask by a function of Python."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        asked = (torch.Tensor.__dlpack__, torch.Tensor.numpy, torch.Tensor.tolist)
-        if function in asked:
-            return function(args[0].as_subclass(torch.Tensor) * 10, *args[1:], **(kwargs or {}))
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-class Dispatches(torch.Tensor):
-    """Whose value is the negative of its memory, for every operator."""
-
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        plain = [-arg.as_subclass(torch.Tensor) if isinstance(arg, cls) else arg for arg in args]
-        return function(*plain, **(kwargs or {}))
-
-
-class Wrapper(torch.Tensor):
-    """Whose value is in another tensor."""
-
-    @staticmethod
-    def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        return function(*[arg.inner if isinstance(arg, cls) else arg for arg in args], **(kwargs or {}))
-
-
-def _dtensor():
-    from torch import distributed
-    from torch.distributed import tensor as dtensor
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if not distributed.is_initialized():
-        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    mesh = distributed.init_device_mesh("cpu", (1,))
-    return dtensor.DTensor.from_local(_x(), mesh, [dtensor.Replicate()])
-
-
-OF_SUBCLASSES = {
-    "subclass with `__torch_dispatch__`": lambda: torch.Tensor._make_subclass(Dispatches, _x()),
-    "wrapper subclass": lambda: Wrapper(_x()), "`MaskedTensor`": lambda: torch.masked.masked_tensor(_x(), _x() > 1),
-    "`DTensor`": _dtensor,
-}  # fmt: skip
-TRANSFORMED = {
-    "inside `torch.vmap`": lambda look: torch.vmap(lambda x: (look(x), x)[1])(torch.arange(8.0).reshape(2, 4)),
-    "inside `torch.func.grad`": lambda look: torch.func.grad(lambda x: (look(x), x.sum())[1])(_x()),
-    "inside `torch.func.jvp`": lambda look: torch.func.jvp(lambda x: (look(x), x)[1], (_x(),), (torch.ones(4),)),
-}
-
-
-def _of_bytes(dtype: str):
-    return torch.arange(4, dtype=torch.uint8).view(getattr(torch, dtype))
-
-
-def _as(storage: str) -> Callable[[Any], list]:
-    return lambda tensor: tensor.view(getattr(torch, storage)).tolist()
-
-
-NARROW = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "float8_e8m0fnu": "uint8",
-          "complex32": "uint32"}  # fmt: skip
-DTYPE_ROWS = [
-    _row("bool", lambda: torch.tensor([True, False])),
-    *(_row(name, lambda dtype=name: torch.arange(4).to(getattr(torch, dtype))) for name in ("uint16", "uint64", "complex64")),
-    *(_row(name, lambda dtype=name: torch.arange(4.0).to(getattr(torch, dtype)), bits=_as(storage), needs="ml_dtypes")
-      for name, storage in NARROW.items()),
-    _row("float4_e2m1fn_x2", lambda: _of_bytes("float4_e2m1fn_x2"), None, bits=_as("uint8"), needs="ml_dtypes"),
-    *(_row(name, lambda dtype=name: _of_bytes(dtype), None, bits=_as("uint8")) for name in ("uint4", "int4")),  # one in a byte
-    *(_row(name, lambda dtype=name: _of_bytes(dtype), None) for name in ("bits8", "bits16", "bits1x8")),
-    _row("qint8", lambda: torch.quantize_per_tensor(_x(), 0.5, 0, torch.qint8), None),
-    _row("quint4x2", lambda: torch.quantize_per_channel(
-        torch.ones(2, 4), torch.ones(2), torch.zeros(2), 0, torch.quint4x2), None),
-]  # fmt: skip
-
-
-MEMORY = {
-    "shared memory": lambda: _x().share_memory_(), "pinned memory": lambda: _x().pin_memory(),
-    "over a NumPy array": lambda: torch.from_numpy(np.arange(4.0)),
-    "over a readonly NumPy array": lambda: torch.from_numpy(np.broadcast_to(np.arange(4.0), 4)),
-    "over `bytes`": lambda: torch.frombuffer(bytes(16), dtype=torch.float32),
-    "copy-on-write (`_lazy_clone`)": lambda: _keep(torch._lazy_clone(original := _x()), original),
-    "copy-on-write, the original": lambda: _keep(tensor := _x(), torch._lazy_clone(tensor)),
-}  # fmt: skip
-ROWS = [
-    *_rows(PLAIN), *AUTOGRAD_ROWS, *_rows(LAZY_AND_LAYOUTS), *_rows(WITHOUT_MEMORY, None),
-    _row("freed storage, no elements", lambda: _cut(4, 0, slice(0))), *_rows(SMALLER, None),
-    _row("storage smaller, view that lies inside", lambda: _cut(64, 16, slice(2)), lambda tensor: [0.0, 1.0]),
-    _row("subclass", lambda: _x().as_subclass(type("Plain", (torch.Tensor,), {}))),
-    _row("subclass with `__torch_function__`", lambda: _x().as_subclass(Tenfold), lambda tensor: tensor.tolist()),
-    *_rows(OF_SUBCLASSES, None), *(Row(name, give, None) for name, give in TRANSFORMED.items()),
-    _row("functionalised", lambda: torch._to_functional_tensor(_x()), None), *DTYPE_ROWS, *_rows(MEMORY),
-]  # fmt: skip
+def rows(makers: dict[str, Callable[[], Any]], value, **more) -> list[Row]:
+    return [row(name, make, value, **more) for name, make in makers.items()]
 
 
 # ---- consumers -----------------------------------------------------------------------------------------------------
@@ -309,12 +98,16 @@ class Seen(NamedTuple):
     is_bits: bool
 
 
+Way = Callable[[Any], Seen | None]
+
+
 @dataclass(frozen=True)
 class Column:
     """A consumer, and the ways in which it looks at a tensor."""
 
     name: str
-    ways: tuple[Callable[[Any], Seen], ...]
+    ways: tuple[Way, ...]
+    """Each looks twice. None: it got what stands for a tensor while a function is traced, and so is its result."""
     package: str | None = None
     why_not: str | None = None
     """Why the consumer cannot be asked."""
@@ -324,7 +117,7 @@ class Column:
         return ", ".join(filter(None, [self.name, self.package and (_version(self.package) or self.package)]))
 
 
-def _seen(array: np.ndarray, address: int | None = None) -> Seen:
+def seen_in(array: np.ndarray, address: int | None = None) -> Seen:
     address = array.ctypes.data if address is None else address
     return Seen(address, array.tolist(), array.dtype.kind == "u" or array.dtype == np.int8)
 
@@ -343,33 +136,11 @@ def read(address: int, code: int, bits: int, lanes: int, shape: list[int], strid
     return Seen(address, nested(address, 0), np.dtype(dtype).kind == "u" or np.dtype(dtype) == np.int8)
 
 
-def _by_dlpack(tensor) -> Seen:
-    return _seen(np.from_dlpack(tensor))
+def by_dlpack(tensor) -> Seen:
+    return seen_in(np.from_dlpack(tensor))
 
 
-@functools.cache
-def _borrow():
-    """The borrowing function of PyTorch's exchange table, which raises what it sets."""
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    table = pointer(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
-    function = ffi.cast("DLPackExchangeAPI *", table).dltensor_from_py_object_no_sync
-    prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-    return prototype(int(ffi.cast("intptr_t", function)))
-
-
-def _by_table(tensor) -> Seen:
-    view = ffi.new("DLTensor *")
-    if _borrow()(tensor, int(ffi.cast("intptr_t", view))):
-        raise SystemError("it failed and set no exception")
-    if view.device.device_type != 1:
-        raise BufferError("not a CPU's memory")
-    shape, strides = (list(words[0 : view.ndim]) if view.ndim else [] for words in (view.shape, view.strides))
-    address = int(ffi.cast("intptr_t", view.data)) + view.byte_offset
-    return read(address, view.dtype.code, view.dtype.bits, view.dtype.lanes, shape, strides)
-
-
-def _by_tvm_ffi(tensor) -> Seen:
+def by_tvm_ffi(tensor) -> Seen:
     seen = []
 
     def reader(view) -> None:
@@ -382,90 +153,66 @@ def _by_tvm_ffi(tensor) -> Seen:
     return seen[0]
 
 
-def _by_nanobind(tensor) -> Seen:
-    return importlib.import_module(_NANOBIND).look(tensor, read)
-
-
 def _address_and_elements(x):
     return x.ctypes.data, x.copy()
 
 
 def _call(kernel, x) -> Seen:
     address, elements = kernel(x)
-    return _seen(elements, int(address))
+    return seen_in(elements, int(address))
+
+
+def use(tensor, array: np.ndarray) -> None:
+    """Call the kernels that are not to be new ones."""
+    for kernel in _USED:
+        for _ in range(4):
+            kernel(tensor)
+    _njit_kernel(array)
 
 
 _AS_ARRAYS = functools.partial(fast_args, returns=np.ndarray, cache=True)
 _njit_kernel, _NEW = numba.njit(_address_and_elements), _AS_ARRAYS(_address_and_elements)
 _USED = [_AS_ARRAYS(_address_and_elements), _AS_ARRAYS(_address_and_elements, nogil=True)]
 
-
-# ---- nanobind ------------------------------------------------------------------------------------------------------
-_NANOBIND = "truth_nanobind"
-_NANOBIND_SOURCE = """
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-namespace nb = nanobind;
-
-NB_MODULE(truth_nanobind, module) {
-    module.def("look", [](nb::ndarray<nb::device::cpu> x, nb::callable read) {
-        nb::list shape, strides;
-        for (size_t i = 0; i < x.ndim(); i++) {
-            shape.append(x.shape(i));
-            strides.append(x.stride(i));
-        }
-        nb::dlpack::dtype dtype = x.dtype();
-        return read((uintptr_t) x.data(), (int) dtype.code, (int) dtype.bits, (int) dtype.lanes, shape, strides);
-    });
-}
-"""
+DLPACK = Column("`np.from_dlpack`", (by_dlpack,), "numpy")
+TVM_FFI = Column("", (by_tvm_ffi,), "apache-tvm-ffi", None if tvm_ffi else "not installed")
+FAST_ARGS = Column("`@fast_args`", tuple(functools.partial(_call, kernel) for kernel in (_NEW, *_USED)))
 
 
-def _why_no_nanobind() -> str | None:
-    if importlib.util.find_spec("nanobind") is None:
-        return "not installed"
-    return None if shutil.which("c++") else "not built: no C++ compiler"
+def njit_on(expression: str, array_of: Callable[[Any], np.ndarray], package: str) -> Column:
+    """A kernel of plain ``@njit``, called with an array that the framework makes."""
+    return Column(f"`@njit` on `{expression}`", (lambda tensor: _call(_njit_kernel, array_of(tensor)),), package)
 
 
-def build_nanobind(folder: Path) -> None:
-    """Compile the extension into a folder, some seconds."""
-    import nanobind
+@dataclass(frozen=True)
+class Table:
+    """All of a framework. The processes that are forked import `module`, where it is ``TABLE``."""
 
-    source, home = folder / f"{_NANOBIND}.cpp", Path(nanobind.__file__).parent
-    source.write_text(_NANOBIND_SOURCE)
-    includes = [nanobind.include_dir(), str(home / "ext/robin_map/include"), sysconfig.get_path("include")]
-    subprocess.run(
-        ["c++", "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing",
-         *[f"-I{include}" for include in includes], str(home / "src/nb_combined.cpp"), str(source),
-         "-o", str(folder / f"{_NANOBIND}.so")],
-        check=True,
-    )  # fmt: skip
-
-
-COLUMNS = [
-    Column("`np.from_dlpack`", (_by_dlpack,), "numpy"),
-    Column("exchange table, bare", (_by_table,), "torch"),
-    Column("", (_by_tvm_ffi,), "apache-tvm-ffi", None if tvm_ffi else "not installed"),
-    Column("", (_by_nanobind,), "nanobind", _why_no_nanobind()),
-    Column("`@njit` on `x.numpy()`", (lambda tensor: _call(_njit_kernel, tensor.numpy()),), "numba"),
-    Column("`@fast_args`", tuple(functools.partial(_call, kernel) for kernel in (_NEW, _NEW, *_USED, *_USED))),
-]
+    module: str
+    package: str
+    rows: list[Row]
+    columns: list[Column]
+    address_of: Callable[[Any], int | None]
+    """Where a tensor's first element lies, asked in a way that changes nothing; None if there is no such way."""
+    prepare: Callable[[], None] = lambda: None
+    """What the process does that is forked."""
+    begin: Callable[[], None] = lambda: None
+    """What its forks do first."""
+    build: Callable[[Path], None] = lambda folder: None
+    """Puts what consumers need into a folder of modules."""
+    is_filled_at_once: bool = False
+    """Whether one process fills all rows; else each has its own."""
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 # ---- one cell ------------------------------------------------------------------------------------------------------
-def _address_of(tensor) -> int | None:
-    """Where a tensor's first element lies, asked in the way that does not copy what is copied on writing."""
-    try:
-        return torch._C._data_address(tensor) + tensor.storage_offset() * tensor.element_size()
-    except Exception:
-        return None
-
-
-def judge(row: Row, look: Callable[[Any], Seen], tensor, address: int | None, value: list | None, bits: list | None) -> str:
+def judge(row: Row, look: Way, tensor, address: int | None, value: list | None, bits: list | None) -> str:
     try:
         seen = look(tensor)
     except Exception as error:
         return f"refused ({seen_type(error).__name__})"
+    if seen is None:
+        return TRACED
     if value is not None and seen.elements == value and not (bits is not None and seen.is_bits):
         outcome = RIGHT
     elif bits is not None and seen.is_bits and seen.elements == bits:
@@ -474,17 +221,17 @@ def judge(row: Row, look: Callable[[Any], Seen], tensor, address: int | None, va
         return WRONG
     if row.is_watched:
         return LOST
-    return COPIES if seen.address != address and np.size(seen.elements) else outcome
+    return COPIES if address not in (None, seen.address) and np.size(seen.elements) else outcome
 
 
-def cell(row: Row, column: Column) -> str:
+def cell(row: Row, column: Column, address_of: Callable[[Any], int | None]) -> str:
     """The outcome, found in this process, which may not survive it."""
     wanted: list[tuple[list | None, list | None]] = []
     found: list[str] = []
 
-    def look(tensor) -> None:
-        address = _address_of(tensor)
-        found.extend(judge(row, way, tensor, address, *wanted[0]) for way in column.ways)
+    def look(way, tensor) -> None:
+        address = address_of(tensor)
+        found.extend(judge(row, way, tensor, address, *wanted[0]) for _ in range(2))
 
     try:
         row.give(lambda tensor: wanted.append((row.value and row.value(tensor), row.bits and row.bits(tensor))))
@@ -495,47 +242,48 @@ def cell(row: Row, column: Column) -> str:
         except Exception:
             return NO_TENSOR
         raise RuntimeError(f"{row.name}: its value is not to be had") from error
-    row.give(look)
+    for way in column.ways:
+        row.give(functools.partial(look, way))
     return found[0] if len(set(found)) == 1 else "**differs**: " + ", ".join(found)
 
 
 # ---- processes of their own ----------------------------------------------------------------------------------------
 SECONDS = 60  # for one process
 _SAID = "outcome: "
+Cells = list[tuple[int, int]]
+"""Numbers of rows and columns."""
 
 
-def prepare() -> None:
-    """What the process does that is forked: making the first tensor of some kinds imports a great deal."""
-    torch.set_num_threads(1)  # threads do not survive a fork
-    warnings.simplefilter("ignore")
-    for row in ROWS:
-        with contextlib.suppress(Exception):
-            row.give(lambda tensor: None)
-    for kernel in _USED:
-        for _ in range(4):
-            kernel(_x())
-    _njit_kernel(_x().numpy())
+def stage_of(table: Table, prelude: str = "") -> Stage:
+    """The process that is forked. `prelude`: what it runs first."""
+    imports = f"from truth_table import fill\nfrom {table.module} import TABLE\n"
+    return Stage(f"{prelude}\n{imports}TABLE.prepare()\n", **table.environment)
 
 
-def fill(row: int, columns: list[int]) -> None:
+def fill(table: Table, cells: Cells) -> None:
     """Print the outcomes of cells, in a process that may die of one."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # tvm-ffi's handler takes seconds to say where it was
-    for column in columns:
+    table.begin()
+    for row, column in cells:
         try:
-            outcome = cell(ROWS[row], COLUMNS[column])
+            outcome = cell(table.rows[row], table.columns[column], table.address_of)
         except BaseException as error:
             outcome = f"**no outcome**: {type(error).__name__}: {error}; {error.__cause__!r}"
         print("\n" + _SAID + json.dumps(outcome), flush=True)
 
 
-def filled(stage: Stage, row: int, columns: list[int]) -> list[str]:
-    """The outcomes of a row. The cell in which a process died gets one that begins with it: a crash is never that of another."""
+def filled(stage: Stage, cells: Cells) -> list[str]:
+    """The outcomes of cells. The one in which a process died begins the next process: a crash is never that of another."""
     found: list[str] = []
-    while len(found) < len(columns):
-        ended = stage.run(f"truth_table.fill({row}, {columns[len(found) :]})", seconds=SECONDS, exits=False)
+    while len(found) < len(cells):
+        ended = stage.run(f"fill(TABLE, {cells[len(found) :]})", seconds=SECONDS, exits=False)
         said = [json.loads(line.removeprefix(_SAID)) for line in ended.stdout.splitlines() if line.startswith(_SAID)]
-        found += said or [HANGS if ended.code == -signal.SIGALRM else CRASH]
+        found += said
+        if ended.code == -signal.SIGALRM:
+            found.append(HANGS)
+        elif not said:
+            found.append(CRASH)
     return found
 
 
@@ -543,24 +291,22 @@ Outcomes = dict[str, dict[str, str]]
 """By title of the row, by title of the column."""
 
 
-def outcomes() -> Outcomes:
+def outcomes(table: Table) -> Outcomes:
     """Every cell of the table, filled anew."""
+    asked = [number for number, column in enumerate(table.columns) if column.why_not is None]
+    parts = [[(row, column) for column in asked] for row in range(len(table.rows))]
+    if table.is_filled_at_once:
+        parts = [[*itertools.chain(*parts)]]
     with tempfile.TemporaryDirectory() as folder:
-        if _why_no_nanobind() is None:
-            build_nanobind(Path(folder))
-        stage = Stage(f"import sys\nsys.path.insert(0, {folder!r})\nimport truth_table\ntruth_table.prepare()\n")
-        asked = [number for number, column in enumerate(COLUMNS) if column.why_not is None]
-        found = {column.title: column.why_not or "" for column in COLUMNS}
-        rows = {}
-        for number, row in enumerate(ROWS):
-            said = zip(asked, filled(stage, number, asked), strict=True)
-            rows[row.title] = found | {COLUMNS[column].title: outcome for column, outcome in said}
+        table.build(Path(folder))
+        stage = stage_of(table, f"import sys; sys.path.append({folder!r})")
+        said = iter([outcome for part in parts for outcome in filled(stage, part)])
         stage.close()
-    return rows
+    return {row.title: {column.title: column.why_not or next(said) for column in table.columns} for row in table.rows}
 
 
 # ---- Markdown ------------------------------------------------------------------------------------------------------
-def table(found: Outcomes) -> str:
+def markdown(found: Outcomes) -> str:
     """The table in Markdown. What its words mean is said above it."""
     columns = list(next(iter(found.values())))
     lines = ["| tensor | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
@@ -568,20 +314,40 @@ def table(found: Outcomes) -> str:
     return "\n".join(lines) + "\n"
 
 
-def committed() -> Outcomes:
-    """What SECURITY.md says."""
-    text = SECURITY.read_text().split(BEGIN)[1].split(END)[0]
+def committed(table: Table) -> tuple[str, Outcomes, str]:
+    """What SECURITY.md says before the table, in it and after it."""
+    before, begin, rest = SECURITY.read_text().partition(f"<!-- {table.module}: begin -->\n")
+    text, end, after = rest.partition(f"<!-- {table.module}: end -->\n")
     lines = [[part.strip() for part in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    head, _, *rows = lines
-    return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+    head, _, *rows = lines or [[], []]
+    return before + begin, {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}, end + after
+
+
+def check_committed(table: Table, found: Outcomes) -> None:
+    """SECURITY.md's table is the one that is made, as far as the same packages are installed."""
+    said, again = committed(table)[1], "python tests/truth_table.py --write"
+    in_both = [column.title for column in table.columns if column.title in next(iter(said.values())) and not column.why_not]
+    if not any(column.title in in_both for column in table.columns if column.package == table.package):
+        pytest.skip(f"the table is of another version of {table.package}")
+    rows = [row.title for row in table.rows if row.title in said]
+    assert len(said) == len(table.rows), again
+    assert {row.title for row in table.rows if row.needs is None} <= {*rows}, again
+    differing = {
+        (row, column): {"said": said[row][column], "found": found[row][column]}
+        for row in rows
+        for column in in_both
+        if said[row][column] not in (NO_TENSOR, found[row][column])  # pinned memory can be made elsewhere
+    }
+    assert not differing, again
 
 
 if __name__ == "__main__":
-    made = table(outcomes())
-    print(made)
-    if "--write" in sys.argv[1:]:
-        if "not installed" in made:
-            sys.exit("SECURITY.md is left as it is: not every consumer is installed (nanobind, apache-tvm-ffi)")
-        text = SECURITY.read_text()
-        head, rest = text.split(BEGIN)
-        SECURITY.write_text(head + BEGIN + made + END + rest.split(END)[1])
+    for module in MODULES:
+        each = importlib.import_module(module).TABLE
+        made = markdown(outcomes(each))
+        print(made)
+        if "--write" in sys.argv[1:]:
+            if "not installed" in made:
+                sys.exit("SECURITY.md is left as it is: not every consumer is installed (nanobind, apache-tvm-ffi)")
+            before, _, after = committed(each)
+            SECURITY.write_text(before + made + after)
