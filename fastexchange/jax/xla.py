@@ -9,6 +9,10 @@ Under ``jax.vmap`` buffers have more dimensions in front than the kernel's array
 Source: ``xla/ffi/api/c_api.h``, API 0.1 to 0.3, which jaxlib installs (``jax.ffi.include_dir()``).
 """
 
+import atexit
+import os
+import time
+
 import llvmlite.binding
 from numba import types
 
@@ -16,11 +20,13 @@ from .._abi import ffi
 from ..dispatch import structs
 from ..dispatch.batches import BATCH_WORDS, NO_MEMORY, RAISED, RAN, batch_at, run_items, words_needed
 from ..dispatch.inline_cache import look_up
+from ..dispatch.kept import KEEPS_NOTHING
 from ..dispatch.python_calls import drop_error, leave_failure, take_error
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.native import (
     address_of,
+    atomic_add,
     call_word,
     cstring,
     global_address,
@@ -122,6 +128,8 @@ typedef struct { int id, kernel, keys, numbers, sources; } fx_xla_types;
 typedef struct {
     int64_t kernels;            /* (id, fx_context *)[1 + size]: open addressing, linear probing; the first: size - 1; or 0 */
     int64_t fail_by_exception, learn_kernel;    /* of `xla`, by its names */
+    int64_t in_python;          /* how many handlers run Python, or wait for the GIL */
+    int64_t is_ending;          /* whether the program is ending: no handler takes the GIL from now on */
 } fx_xla;
 """
 
@@ -149,9 +157,33 @@ FRAME_BYTES, ATTRIBUTES = sizeof("XLA_FFI_CallFrame"), sizeof("fx_xla_attributes
 ERROR_WORDS = sizeof("XLA_FFI_Error_Create_Args") // 8
 ERROR_BYTES = offset_of("XLA_FFI_Error_Create_Args", "errc") + sizeof("XLA_FFI_Error_Code")
 
+IN_PYTHON = offset_of("fx_xla", "in_python")
+ENDED = -1
+"""The outcome of a call that has not been made, because the program ends."""
+
 MAX_WORDS = 256
 """More words than that are allocated for each call."""
 python_items = python_side("fastexchange.jax.xla_target")
+
+# ---- the GIL -------------------------------------------------------------------------------------------------------------
+
+
+@native
+def end_python():
+    """See :func:`begin_python`."""
+    atomic_add(global_address("fastexchange_xla") + IN_PYTHON, -1)
+
+
+@native
+def begin_python():
+    """Whether the GIL can be taken. If so, a program does not end before the handler has called :func:`end_python`."""
+    xla = global_address("fastexchange_xla")
+    atomic_add(xla + IN_PYTHON, 1)
+    if c.Py_IsInitialized() != 0 and c.is_finalizing() == 0 and xla_at(xla).is_ending == 0:
+        return True
+    end_python()
+    return False
+
 
 # ---- errors --------------------------------------------------------------------------------------------------------------
 
@@ -183,21 +215,16 @@ def failed_with_exception(frame):
     return made
 
 
-@native
-def is_python_there():
-    """Whether the GIL can be taken."""
-    return c.Py_IsInitialized() != 0 and c.is_finalizing() == 0
-
-
 @cfunction(types.intp, *[types.intp] * 4)
 def fail_by_exception(frame, context, code, excinfo):
     """The error for the exception of a kernel that has returned `code`. GIL: taken."""
-    if not is_python_there():
-        return failed(frame_at(frame), cstring("a kernel has raised an exception, and Python has ended"))
+    if not begin_python():
+        return failed(frame_at(frame), cstring("a kernel has raised an exception, and the program is ending"))
     state = c.PyGILState_Ensure()
     call_word(structs.context_at(context).raise_error, (code, excinfo))
     made = failed_with_exception(frame_at(frame))
     c.PyGILState_Release(state)
+    end_python()
     return made
 
 
@@ -231,8 +258,8 @@ def learn_kernel(frame, attributes_address, out):
 
     `out`: gets the address of its ``fx_overload``, which is right also if another thread recompiles the kernel meanwhile.
     """
-    if not is_python_there():
-        return failed(frame_at(frame), cstring("a kernel is not known yet, and Python has ended"))
+    if not begin_python():
+        return failed(frame_at(frame), cstring("a kernel is not known yet, and the program is ending"))
     state = c.PyGILState_Ensure()
     made = 0
     items = python_items()
@@ -246,6 +273,7 @@ def learn_kernel(frame, attributes_address, out):
     if number != 0:
         c.Py_DecRef(number)
     c.PyGILState_Release(state)
+    end_python()
     return made
 
 
@@ -291,7 +319,12 @@ def call_by_xla(frame_address):
         words = c.PyMem_RawMalloc(8 * needed)
         if words == 0:
             return failed(frame, cstring("out of memory"))
-    outcome, code = run_items(batch, structs.overload_at(at), words, excinfo)
+    may_run_python = structs.overload_at(at).keeps != KEEPS_NOTHING
+    outcome, code = ENDED, 0
+    if not may_run_python or begin_python():
+        outcome, code = run_items(batch, structs.overload_at(at), words, excinfo)
+        if may_run_python:
+            end_python()
     if needed > MAX_WORDS:
         c.PyMem_RawFree(words)
     if outcome == RAN:
@@ -301,6 +334,8 @@ def call_by_xla(frame_address):
         return call_word(fail, (frame_address, context, code, load(excinfo)))
     if outcome == NO_MEMORY:
         return failed(frame, cstring("out of memory"))
+    if outcome == ENDED:
+        return failed(frame, cstring("a kernel may run Python, and the program is ending"))
     return failed(frame, cstring("fastexchange: the buffers of a call are not as they were when it was traced"))
 
 
@@ -344,4 +379,20 @@ def handler() -> int:
     if not _state.kernels:
         _state.fail_by_exception, _state.learn_kernel = fail_by_exception.address, learn_kernel.address
         know_kernel(0, 0)
+        atexit.register(_end)  # later than JAX has registered its own end: called before that
+        os.register_at_fork(after_in_child=_forget_handlers)
     return call_by_xla.address
+
+
+def _end() -> None:
+    """Wait for the handlers that run Python. JAX's end waits for all handlers, with the GIL."""
+    _state.is_ending = 1
+    while True:
+        time.sleep(0.001)  # without the GIL; a handler that begins now is counted, or has seen `is_ending`
+        if _state.in_python == 0:
+            return
+
+
+def _forget_handlers() -> None:
+    """In a forked child there are no threads of XLA."""
+    _state.in_python = 0

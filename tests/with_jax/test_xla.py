@@ -543,6 +543,35 @@ def test_functions_that_jax_keeps_on_disk_find_the_kernel_of_their_process(tmp_p
     assert list(tmp_path.iterdir())
 
 
+ENDING = """
+    import time
+    import jax, jax.numpy as jnp, numba
+    from fastexchange import fast_args
+
+    @fast_args(out="x[n] -> y[n]")
+    def raising(x, y):
+        raise ValueError
+
+    @fast_args(out="x[n] -> y[n]")
+    def sleeping(x, y):
+        with numba.objmode():
+            time.sleep(0.2)
+        y[:] = x
+
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda i, y: jnp.tanh(y @ y) + x, x))
+    calls = [jax.jit(sleeping), jax.jit(raising)]
+    start = slow(jnp.ones((500, 500)))[0].block_until_ready()
+    calls[0](start).block_until_ready()
+    pending = [call(slow(jnp.ones((500, 500)))[0]) for call in calls]
+"""
+
+
+@pytest.mark.slow
+def test_a_program_ends_while_kernels_need_python():
+    """JAX waits for its threads then, with the GIL."""
+    run_python(ENDING)
+
+
 @pytest.mark.slow
 def test_several_devices():
     run_python(
