@@ -11,6 +11,7 @@ import marshal
 import os
 import pkgutil
 import re
+import time
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 _IMPORT = re.compile(r"\nfrom (\.+)([\w.]*) import (\([^)]*\)|[^\n]*)")
 _NOT_A_NAME = re.compile(r"#.*| as \w+")
 _NAME = re.compile(r"\w+")
+_BEGAN = time.time()
 _HEADER_BYTES = 16  # of a .pyc: magic number, flags, and the source's time and size or its digest
 
 
@@ -66,6 +68,13 @@ def _is_there(path: Path) -> bool:
     try:
         return bool(read(path)) or True
     except OSError:
+        return False
+
+
+def _has_changed(path: Path) -> bool:
+    try:
+        return os.stat(path).st_ctime > _BEGAN
+    except OSError:  # in a zip file
         return False
 
 
@@ -131,8 +140,11 @@ def source_files(*modules: str) -> dict[str, Path]:
 
 @functools.cache
 def source_stamp(*modules: str) -> str:
-    """A digest of modules and of all that their imports import; "" if one is not known: nothing is cached on disk then."""
-    if not all(map(is_known, modules)):
+    """A digest of modules and of all that their imports import; "" if one is not known: nothing is cached on disk then.
+
+    A file that has changed since this process imported the package is not what runs.
+    """
+    if not all(map(is_known, modules)) or any(map(_has_changed, source_files(*modules).values())):
         return ""
     told = [f"{name} {digest_of(name)[0]}" for name in sorted(_modules_with(*modules))]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()

@@ -276,6 +276,19 @@ def test_code_is_kept_however_the_package_is_installed(kind, tmp_path):
     assert stamps[0] and stamps[0] == stamps[1] != stamps[2]
 
 
+@pytest.mark.slow
+def test_nothing_is_kept_of_a_source_that_is_edited_while_the_process_runs(tmp_path):
+    """Else the code of before would be kept for the file as it is now."""
+    code = """
+        from pathlib import Path
+        from fastexchange.ground import sources
+        file = Path(sources.__file__).parents[1] / "dispatch" / "trampoline.py"
+        file.write_text(file.read_text() + "# edited")
+        print([bool(sources.source_stamp(f"fastexchange.dispatch.{name}")) for name in ("trampoline", "structs")])
+    """
+    assert run(Path(install("files", tmp_path)), code) == "[False, True]\n"
+
+
 ANOTHER_USER = """
     import os, sys
     import numpy as np
