@@ -10,16 +10,9 @@ from jax_truth import KERNELS, TABLE
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def found():
-    return truth.outcomes(TABLE)
-
-
-def test_a_kernel_gets_the_value_or_an_exception(found):
+def test_a_kernel_gets_the_value_or_an_exception_and_the_committed_table_says_it():
+    found = truth.outcomes(TABLE)
     ours = {(row, each.title): cells[each.title] for row, cells in found.items() for each in KERNELS}
     assert not {cell: outcome for cell, outcome in ours.items() if outcome.startswith("**")}
     assert {ours["plain", each.title] for each in KERNELS} == {truth.RIGHT}
-
-
-def test_the_committed_table_is_the_one_that_is_made(found):
     truth.check_committed(TABLE, found)
