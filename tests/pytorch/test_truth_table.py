@@ -38,7 +38,7 @@ def without_an_exchange_table() -> dict[str, str]:
 
 
 def test_a_kernel_gets_the_value_or_an_exception_the_same_as_dlpack():
-    """And the same on every path: where paths differ, the cell says it, in bold as all that is bad. So does the committed table."""
+    """And the same on every path: where paths differ, a cell says so, in bold as all that is bad. So does the committed table."""
     found = truth.outcomes(TABLE)
     for row in ROWS:
         by_dlpack, ours = found[row.title][truth.DLPACK.title], found[row.title][truth.FAST_ARGS.title]
