@@ -12,16 +12,7 @@ from numba.core.dispatcher import Dispatcher
 
 from .calls import interpreted
 from .calls.kernel import AcceleratedKernel, FastKernel, Kernel, kernel_of
-from .calls.options import (
-    KernelOptions,
-    check_backward,
-    check_mutated,
-    check_names,
-    checked_mutates,
-    checked_returns,
-    declared,
-    outputs_of,
-)
+from .calls.options import KernelOptions, OptionsOf, check_names
 from .ground.numba_internals import (
     CPUDispatcher,
     add_class_of_dispatchers,
@@ -32,7 +23,6 @@ from .ground.numba_internals import (
     register_dispatcher,
     set_class_of_dispatchers,
 )  # fmt: skip
-from .ground.parameters import Parameters
 from .ground.passing import reraise_passing
 from .ground.safe_repr import shown
 
@@ -110,16 +100,8 @@ def fast_args(
     """
     if options:
         check_names(options, fast_args.__kwdefaults__)
-    if grad not in ("refuse", "allow"):
-        raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {shown(grad)}")
-    if returns is not None and not isinstance(returns, (str, type)):
-        raise TypeError(f"fast_args(): returns is a type of tensors, the name of a parameter or None, not {shown(returns)}")
-    if not isinstance(storage, bool):
-        raise TypeError(f"fast_args(): storage is True or False, not {shown(storage)}")
-    cuda = _checked_cuda(cuda, launch, out, grad, storage)
-    mutates = None if mutates is None else checked_mutates(mutates)
-    steps = None if backward is None else tuple(backward) if isinstance(backward, (list, tuple)) else (backward,)
-    kernel_options = KernelOptions(grad == "allow", storage, returns, out, cuda, launch, mutates, steps)
+    kernel_options = KernelOptions.given(grad, storage, returns, out, None, launch, mutates, backward)
+    kernel_options = kernel_options._replace(cuda=_checked_cuda(cuda, launch, out, grad, storage))
     make = functools.partial(_kernel_from, options=options, kernel_options=kernel_options)
     return make if func is None else make(func)
 
@@ -157,13 +139,9 @@ def _decorated(function, options, kernel_options, signatures=None):
         )
     if not numba.config.DISABLE_JIT:
         return _jit(function, options, kernel_options, signatures)
-    pattern = declared(kernel_options.out, function)
-    if kernel_options.mutates:
-        check_mutated(kernel_options.mutates, Parameters(function), function)
-    parameters = Parameters(function, 0 if pattern is None else len(pattern.outputs))
-    check_backward(kernel_options, pattern, parameters, function)
-    checked_returns(kernel_options.returns, parameters, function)
-    return interpreted.interpreted(function, kernel_options, parameters, outputs_of(pattern, parameters, function.__qualname__))
+    declared = OptionsOf(kernel_options, function)
+    declared.check()
+    return interpreted.interpreted(declared)
 
 
 _NO_FUNCTIONS = staticmethod, classmethod, property, functools.cached_property

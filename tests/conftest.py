@@ -79,7 +79,7 @@ _frozen = [0]  # objects that were frozen when all had been looked at
 
 @pytest.fixture(autouse=True, scope="module")
 def _collections_from_time_to_time():
-    """After a module, once what is frozen has grown by a quarter, all of it is looked at: half a second, or more."""
+    """After a module, if what is frozen has grown by a quarter, run a full collection: half a second, or more."""
     yield
     if gc.get_freeze_count() > 1.25 * _frozen[0]:
         gc.unfreeze()

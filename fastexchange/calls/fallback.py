@@ -182,7 +182,7 @@ def check_arguments(kernel, bound: tuple) -> None:
 
 
 def _take_others(kernel, bound: tuple, views: Views) -> None:
-    """Convert what may run Python code when it is converted, which may change PyTorch's tensors: those come later."""
+    """Convert producers that may run Python code first: the code may change PyTorch's tensors."""
     for position, given_value in enumerate(bound):
         for at, value in flatten(position, given_value):
             cls = type(value)

@@ -26,11 +26,17 @@ class _Native:
         return runtime()
 
 
-def interpreted(func, kernel_options, parameters, outputs):
-    """Return a function that calls `func` with NumPy views of its tensors, and returns results as a kernel with these options."""
+def interpreted(declared):
+    """Return a function that calls another one with NumPy views of its tensors, and returns results as a kernel does.
+
+    `declared`: the function's ``OptionsOf``.
+    """
     from .bound_launch import BoundLaunch
     from .fallback import call_numba, check_arguments
     from .kernel import FastKernel, KernelCounts
+
+    func, kernel_options = declared.function, declared.options
+    parameters, outputs = declared.parameters, declared.outputs
 
     def with_names(*args, **named):
         """Call `func`. `args` has the keyword-only arguments after the positional ones, as Numba's dispatcher takes them."""
@@ -42,9 +48,8 @@ def interpreted(func, kernel_options, parameters, outputs):
         return func(*args, **named)
 
     kernel = SimpleNamespace(
-        __name__=func.__name__, __qualname__=func.__qualname__, _call_own=with_names, returns=kernel_options.returns,
-        allows_grad=kernel_options.allows_grad, storage=kernel_options.storage, _parameters=parameters,
-        _native=_Native(), _is_numbas=False, _is_interpreted=True,
+        __name__=func.__name__, __qualname__=func.__qualname__, _call_own=with_names, _parameters=parameters,
+        _native=_Native(), _is_numbas=False, _is_interpreted=True, **kernel_options._asdict(),
     )  # fmt: skip
 
     calls = 0
@@ -86,16 +91,14 @@ def interpreted(func, kernel_options, parameters, outputs):
         return bound if outputs is None else outputs.complete(bound, kernel_options.returns)
 
     of_call: Any = call
+    for name, value in kernel_options._asdict().items():
+        setattr(of_call, name, value)
     of_call.py_func, of_call.bind, kernel._decorated = func, bind, call
     of_call.precompile = lambda *calls: []
     of_call.explain, of_call.counts, of_call.recompile = explain, lambda: KernelCounts(0, calls, 0), lambda: None
     of_call.signatures, of_call.stats = [], SimpleNamespace(cache_path=None, cache_hits=Counter(), cache_misses=Counter())
-    of_call.out = kernel_options.out
     of_call._parameters, of_call._call_bound, of_call._complete = parameters, call_bound, complete
     of_call.as_torch_op = MethodType(FastKernel.as_torch_op, call)
-    of_call._pattern, of_call._device_kernel, of_call._vectorcall = outputs and outputs.pattern, None, 0
-    of_call.mutates, of_call.returns, of_call.allows_grad = kernel_options.mutates, kernel_options.returns, kernel.allows_grad
-    of_call.backward, of_call.storage, of_call._is_numbas = kernel_options.backward, kernel_options.storage, False
-    of_call._call_differentiated = None
-    of_call._native, of_call._is_interpreted = kernel._native, True
+    of_call._pattern, of_call._device_kernel, of_call._vectorcall = declared.pattern, None, 0
+    of_call._native, of_call._is_interpreted, of_call._is_numbas, of_call._call_differentiated = kernel._native, True, False, None
     return call

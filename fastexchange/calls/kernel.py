@@ -28,12 +28,12 @@ from ..ground.numba_internals import (
     use_cache,
 )
 from ..ground.once import cached_property, forkable_lock
-from ..ground.parameters import Parameters, flatten
+from ..ground.parameters import flatten
 from ..producers.framework import Framework, framework_that_sees, frameworks
 from ..torch.traced import asks_is_traced, is_traced
 from .carried_code import CarriedCode, Content
 from .kernel_cache import KernelCache, with_unique_symbols
-from .options import KernelOptions, check_backward, check_mutated, checked_returns, declared, declaring, outputs_of
+from .options import KernelOptions, OptionsOf, declaring
 from .pickled import made_of, reduced_kernel
 from .writes import check_outputs, warn_of_lost_fractions
 
@@ -316,12 +316,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _apply(self, kernel_options: KernelOptions) -> "FastKernel":
         """Set the options. Raises TypeError or ValueError if they do not fit the parameters."""
-        self._kernel_options = kernel_options
-        if kernel_options.mutates:
-            check_mutated(kernel_options.mutates, self._parameters, self.py_func)
-        if kernel_options.out is not None or kernel_options.returns is not None:
-            self._returns()
-        check_backward(kernel_options, self._pattern, self._parameters, self.py_func)
+        self._kernel_options, self._declared = kernel_options, OptionsOf(kernel_options, self.py_func)
+        self._declared.check()
         if kernel_options.out is not None or kernel_options.mutates is not None:
             declaring[id(self)] = self
             for framework in frameworks():
@@ -331,13 +327,12 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return self
 
     @cached_property
-    def _pattern(self):
-        """The parsed :attr:`out`, or None."""
-        return declared(self.out, self.py_func)
+    def _declared(self) -> OptionsOf:
+        return OptionsOf(self._kernel_options, self.py_func)
 
-    @cached_property
-    def _parameters(self) -> Parameters:
-        return Parameters(self.py_func, 0 if self._pattern is None else len(self._pattern.outputs))
+    _pattern = property(lambda self: self._declared.pattern)
+    _parameters = property(lambda self: self._declared.parameters)
+    _outputs = property(lambda self: self._declared.outputs)
 
     @property
     def _has_parameters(self) -> bool:
@@ -361,15 +356,6 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
                 raise
         return None
 
-    @cached_property
-    def _outputs(self):
-        """The ``Outputs`` that the kernel declares, or None."""
-        return outputs_of(self._pattern, self._parameters, self.__qualname__)
-
-    def _returns(self) -> type | int | None:
-        """:attr:`returns` for native code: a type, a parameter's position, or None."""
-        return checked_returns(self.returns, self._parameters, self.py_func)
-
     @property
     def _native(self):
         """The ``KernelContext``, made on first access."""
@@ -385,7 +371,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
         release_gil = bool(self.targetoptions.get("nogil"))
         memory = KernelContext(
-            self._parameters, self.__qualname__, release_gil, self._kernel_options.allows, self._returns(), self._outputs
+            self._parameters, self.__qualname__, release_gil, self._kernel_options.allows, self._declared.returns, self._outputs
         )
         memory.native.stores = self._kernel_options.storage
         memory.native.is_generator = inspect.isgeneratorfunction(self.py_func)

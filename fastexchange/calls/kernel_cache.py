@@ -47,7 +47,7 @@ _HALF = f"{__name__.partition('.')[0]}.ground.half.known"
 
 
 def made_by() -> str:
-    """What a kernel's machine code has of this package: a digest of the sources that compile it."""
+    """A digest of this package's sources that a kernel's machine code depends on."""
     return source_stamp(__name__) + source_stamp(_HALF) or __version__
 
 

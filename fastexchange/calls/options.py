@@ -15,24 +15,14 @@ import numba
 
 from ..dispatch.structs import ALLOWS_BITS, ALLOWS_GRAD
 from ..ground.numba_internals import names_of_target_options
+from ..ground.once import cached_property
 from ..ground.parameters import Parameters
 from ..ground.passing import reraise_passing
 from ..ground.safe_repr import shown
 from ..ground.shape_notation import pattern_of
 from .backward import steps_of
 
-__all__ = [
-    "KernelOptions",
-    "check_backward",
-    "check_mutated",
-    "check_names",
-    "checked_mutates",
-    "checked_returns",
-    "declared",
-    "declaring",
-    "numba_options",
-    "outputs_of",
-]
+__all__ = ["KernelOptions", "OptionsOf", "check_names", "checked_mutates", "declaring", "numba_options"]
 
 
 class KernelOptions(NamedTuple):
@@ -46,6 +36,19 @@ class KernelOptions(NamedTuple):
     launch: Any = None
     mutates: "tuple[str, ...] | None" = None
     backward: "tuple[Any, ...] | None" = None
+
+    @classmethod
+    def given(cls, grad, storage, returns, out, cuda, launch, mutates, backward) -> "KernelOptions":
+        """What users have given. Raises TypeError or ValueError. :class:`OptionsOf` checks what is about parameters."""
+        if grad not in ("refuse", "allow"):
+            raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {shown(grad)}")
+        if returns is not None and not isinstance(returns, (str, type)):
+            raise TypeError(f"fast_args(): returns is a type of tensors, the name of a parameter or None, not {shown(returns)}")
+        if not isinstance(storage, bool):
+            raise TypeError(f"fast_args(): storage is True or False, not {shown(storage)}")
+        mutates = None if mutates is None else checked_mutates(mutates)
+        steps = None if backward is None else tuple(backward) if isinstance(backward, (list, tuple)) else (backward,)
+        return cls(grad == "allow", storage, returns, out, cuda, launch, mutates, steps)
 
     @property
     def allows(self) -> int:
@@ -99,51 +102,72 @@ def checked_mutates(mutates: Any, what: str = "fast_args()") -> tuple[str, ...]:
     return names
 
 
-def check_mutated(names: tuple[str, ...], parameters: Parameters, function) -> None:
-    """Raise ValueError if a name that ``mutates`` gives is none of a function's parameters."""
-    unknown = [name for name in names if name not in parameters.names]
-    if unknown:
-        signature = f"{function.__qualname__}{inspect.signature(function)}"
-        raise ValueError(f"fast_args(): mutates={names!r} names {unknown[0]!r}, no parameter of {signature}")
+class OptionsOf:
+    """The options of a function: parsed, and checked against its parameters, each when it is first asked for.
 
+    Raises TypeError or ValueError for an option that does not fit.
+    """
 
-def check_backward(options: KernelOptions, pattern, parameters: Parameters, function) -> None:
-    """Raise TypeError or ValueError if the backward pass in the options of a function does not fit it."""
-    if options.backward is None:
-        return
-    what = f"fast_args(): {function.__qualname__}()"
-    if pattern is None or options.mutates:
-        why = "declare its outputs, out=" if pattern is None else "it cannot write to arguments, mutates="
-        raise ValueError(f"{what}: a kernel with backward= returns what is differentiated: {why}")
-    if options.allows_grad:
-        raise ValueError(f"{what}: a kernel with grad='allow' hides its arguments from autograd; backward= needs grad='refuse'")
-    outputs = [each.name for each in pattern.outputs]
-    steps_of(options.backward, parameters.names[: len(parameters.names) - len(outputs)], outputs, what)
+    def __init__(self, options: KernelOptions, function: Any):
+        self.options, self.function = options, function
 
+    @cached_property
+    def pattern(self):
+        """The parsed ``out``; None without it."""
+        options = self.options
+        return None if options.out is None else pattern_of(options.out, Parameters(self.function), self._what)
 
-def declared(out: str | None, function):
-    """Parse the notation of a function's outputs, if any. Raises ValueError if it does not fit the function."""
-    return None if out is None else pattern_of(out, Parameters(function), f"fast_args(): {function.__qualname__}()")
+    @cached_property
+    def parameters(self) -> Parameters:
+        """The parameters, of which the declared outputs may be omitted."""
+        return Parameters(self.function, 0 if self.pattern is None else len(self.pattern.outputs))
 
+    @cached_property
+    def outputs(self):
+        """The ``Outputs`` that ``out`` declares; None without it."""
+        if self.pattern is None:
+            return None
+        from .outputs import Outputs
 
-def outputs_of(pattern, parameters: Parameters, name: str):
-    """Return the ``Outputs`` of a pattern; None for None."""
-    if pattern is None:
-        return None
-    from .outputs import Outputs
+        return Outputs(self.pattern, self.parameters, self.function.__qualname__)
 
-    return Outputs(pattern, parameters, name)
+    @cached_property
+    def returns(self) -> type | int | None:
+        """``returns`` for native code: a type, a parameter's position, or None."""
+        returns = self.options.returns
+        if isinstance(returns, type):
+            from .results import check_type
 
+            check_type(returns)
+        return self._position_of(returns, f"returns={returns!r} names") if isinstance(returns, str) else returns
 
-def checked_returns(returns, parameters: Parameters, function) -> type | int | None:
-    """Check ``returns`` of a function. Returns a type, a parameter's position, or None; raises TypeError or ValueError."""
-    if isinstance(returns, type):
-        from .results import check_type
+    def check(self) -> None:
+        """Check what is given. Parameters are looked at only if an option is about them."""
+        for name in self.options.mutates or ():
+            self._position_of(name, f"mutates={self.options.mutates!r} names {name!r},")
+        if self.pattern is not None or self.options.returns is not None:
+            _ = self.parameters, self.returns
+        if self.options.backward is not None:
+            self._check_backward()
 
-        check_type(returns)
-    elif isinstance(returns, str):
-        if returns not in parameters.names:
-            signature = f"{function.__qualname__}{inspect.signature(function)}"
-            raise ValueError(f"fast_args(): returns={returns!r} names no parameter of {signature}")
-        return parameters.names.index(returns)
-    return returns
+    @property
+    def _what(self) -> str:
+        return f"fast_args(): {self.function.__qualname__}()"
+
+    def _position_of(self, name: str, says: str) -> int:
+        if name not in self.parameters.names:
+            signature = f"{self.function.__qualname__}{inspect.signature(self.function)}"
+            raise ValueError(f"fast_args(): {says} no parameter of {signature}")
+        return self.parameters.names.index(name)
+
+    def _check_backward(self) -> None:
+        if self.pattern is None or self.options.mutates:
+            why = "declare its outputs, out=" if self.pattern is None else "it cannot write to arguments, mutates="
+            raise ValueError(f"{self._what}: a kernel with backward= returns what is differentiated: {why}")
+        if self.options.allows_grad:
+            raise ValueError(
+                f"{self._what}: a kernel with grad='allow' hides its arguments from autograd; backward= needs grad='refuse'"
+            )
+        outputs = [each.name for each in self.pattern.outputs]
+        names = self.parameters.names
+        steps_of(self.options.backward or (), names[: len(names) - len(outputs)], outputs, self._what)

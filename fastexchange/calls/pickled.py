@@ -65,7 +65,7 @@ def reduced_kernel(kernel, entries: dict[str, bytes]) -> tuple:
 
 
 class _Reading(threading.local):
-    """What a thread has that reads a pickle, and that no other thread finds: kernels that are not whole yet."""
+    """The kernels that this thread is unpickling. They are not complete yet, and no other thread finds them."""
 
     def __init__(self) -> None:
         self.kernels: dict[str, Any] | None = None  # by identity; None: it reads no pickle

@@ -55,7 +55,7 @@ def pack_ndarray(ob, ndim, itemsize, words):
 
 @native
 def misaligned_bits(field):
-    """The bits of an address that are 0 if an element with this dtype field is aligned; a complex number is, if its parts are."""
+    """The alignment mask of a dtype field: the bits of an aligned address that are 0. Complex numbers use that of their parts."""
     itemsize = field >> 11
     return (itemsize >> 1 if field & 0xFF == COMPLEX else itemsize) - 1
 

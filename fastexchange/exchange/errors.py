@@ -136,7 +136,7 @@ def _status(function, tensor) -> int:
 _REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, OverflowError)
 
 
-def _is_nothing_but_words(error: BaseException) -> bool:
+def _has_only_a_message(error: BaseException) -> bool:
     """Whether an exception carries only its message, so that one of the same type with another message can replace it."""
     cls = type(error)
     if cls.__module__ == "builtins":  # exactly: a RecursionError, for example, stays as it is
@@ -227,7 +227,7 @@ def _elements(tensor) -> str:
 def refused(kernel, position: int, error: BaseException) -> NoReturn:
     """Raise a producer's exception again with the argument's name in its message, or in a note if it carries more than that."""
     try:
-        if not _is_nothing_but_words(error):
+        if not _has_only_a_message(error):
             if isinstance(error, Exception):
                 add_note(error, f"raised for {argument(kernel, position)}")
             raise error

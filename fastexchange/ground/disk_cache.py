@@ -326,7 +326,7 @@ class Claim:
         return self in _claims and (self._folder.path, self._file) == (folder.path, file)
 
     def release(self, is_kept: bool) -> None:
-        """Let those who wait load the entry or, if it could not be kept, make it themselves, all at once."""
+        """Wake the waiters. They load the entry, or all make it if none was kept."""
         if self not in _claims:
             return
         try:
@@ -354,7 +354,7 @@ class Claimed(Exception):
 
 
 class _Outermost(threading.local):
-    """What a thread has that has called a function of :func:`claiming`, and has not claimed an entry since."""
+    """Per-thread state of :func:`claiming`."""
 
     may_wait = False
     claim: Claim | None = None  # to the entry that it has waited for
@@ -369,7 +369,7 @@ def claiming(function: Callable[P, T]) -> Callable[P, T]:
     With the lock all threads that compile would wait, too, and a child that is forked meanwhile could never compile. So a claim
     that another process holds ends the call by :class:`Claimed`; after the wait, of at most :data:`CLAIM_WAITS`, the call is made
     again. A compilation within another one, for which its thread holds the lock, does not wait: it makes what it misses itself.
-    So who holds a claim never waits for another, and no two processes wait for each other.
+    So a holder never waits: there is no deadlock.
     """
 
     @functools.wraps(function)

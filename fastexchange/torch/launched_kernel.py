@@ -4,10 +4,9 @@ import functools
 from typing import Any
 
 from ..calls.kernel import FastKernel, Kernel
-from ..calls.options import checked_mutates, declared
+from ..calls.options import OptionsOf, checked_mutates
 from ..cuda.device_kernel import launcher_of
 from ..ground.omitted import OMITTED
-from ..ground.parameters import Parameters
 from ..ground.safe_repr import shown
 from .schema import fake_of, schema_of
 
@@ -37,8 +36,8 @@ class LaunchedKernel(Kernel):
         self._kernel_options = kernel._kernel_options._replace(
             out=out, mutates=None if mutates is None else checked_mutates(mutates, what)
         )
-        self._pattern = declared(out, kernel.py_func)
-        self._parameters = Parameters(kernel.py_func, 0 if self._pattern is None else len(self._pattern.outputs))
+        declared = OptionsOf(self._kernel_options, kernel.py_func)
+        self._pattern, self._parameters = declared.pattern, declared.parameters
         self._key = kernel, launch, on_cpu, self._kernel_options
 
     @functools.cached_property

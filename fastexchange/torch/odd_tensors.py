@@ -1,7 +1,7 @@
 """Kinds of PyTorch's tensors, and messages for those without memory for each element: what to pass instead.
 
-Messages are used after a refusal, because PyTorch's own describe its internals. What tells the kinds is private to PyTorch: where
-a version lacks it, another way is taken, or a tensor is of no such kind, and its dispatch keys decide.
+Messages are used after a refusal, because PyTorch's own describe its internals. The predicates of the kinds are private
+to PyTorch: where a version lacks one, another way is taken, or the tensor's dispatch keys decide.
 """
 
 import contextlib

@@ -98,7 +98,7 @@ def test_tensors_of_transforms(name):
     assert look(1, torch.ones(3)) == 0
 
 
-def test_exceptions_of_frameworks_that_are_nothing_but_words():
+def test_exceptions_of_frameworks_that_have_only_a_message():
     if pyarrow is not None:
         array = pyarrow.array([1.0, None])
         own, words = type_and_message(array.__dlpack__)

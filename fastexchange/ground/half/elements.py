@@ -108,7 +108,7 @@ TYPES: dict[str, Half] = {form.name: Half(form) for form in FORMATS}
 
 
 def computed_as(number: Any) -> Any:
-    """The type as which an operand is computed with beside a number of one of the formats: NumPy's promotion with float32.
+    """The operand's type after promotion with a number of one of the formats: NumPy's promotion with float32.
 
     A literal int is float32. Types that are no numbers stay what they are.
     """
