@@ -198,12 +198,14 @@ def failed(frame, message):
 
 
 @native
-def failed_with_exception(frame):
-    """A new error of XLA's for the pending exception, which is cleared. Holds: the GIL."""
-    error = stack(3)
+def failed_with_exception(frame, kernel):
+    """A new error of XLA's for the pending exception, which is cleared. `kernel`: its name, or None. Holds: the GIL."""
+    error, arguments = stack(3), stack(2)
     take_error(error)
+    store(arguments, load(error + 8))
+    store(arguments + 8, kernel)
     items = python_items()
-    text = c.PyObject_CallOneArg(load(items), load(error + 8)) if items != 0 else 0
+    text = c.PyObject_VectorcallDict(load(items), arguments, 2, 0) if items != 0 else 0
     message = c.PyUnicode_AsUTF8AndSize(text, 0) if text != 0 else 0
     if message == 0:
         leave_failure()
@@ -222,7 +224,7 @@ def fail_by_exception(frame, context, code, excinfo):
         return failed(frame_at(frame), cstring("a kernel has raised an exception, and the program is ending"))
     state = c.PyGILState_Ensure()
     call_word(structs.context_at(context).raise_error, (code, excinfo))
-    made = failed_with_exception(frame_at(frame))
+    made = failed_with_exception(frame_at(frame), structs.context_at(context).name)
     c.PyGILState_Release(state)
     end_python()
     return made
@@ -266,7 +268,7 @@ def learn_kernel(frame, attributes_address, out):
     number = c.PyLong_FromSsize_t(attributes_address)
     result = c.PyObject_CallOneArg(load(items + 8), number) if items != 0 and number != 0 else 0
     if result == 0:
-        made = failed_with_exception(frame_at(frame))
+        made = failed_with_exception(frame_at(frame), global_address("_Py_NoneStruct"))
     else:
         store(out, c.PyLong_AsSsize_t(result))
         c.Py_DecRef(result)

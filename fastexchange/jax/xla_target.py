@@ -135,14 +135,15 @@ def register_xla_target() -> str:
 # ---- what native code calls ------------------------------------------------------------------------------------------------
 
 
-def _describe(error: BaseException) -> str:
-    """The text of a kernel's exception in JAX's error."""
+def _describe(error: BaseException, kernel: str | None) -> str:
+    """The text of an exception in JAX's error. `kernel`: the name of the one that has raised it, if one has."""
     try:
         text = str(error)
     except Exception as failure:
         reraise_passing(failure)
         text = "<its text cannot be had>"
-    return f"{type(error).__name__}: {text}".replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    by = f"{kernel}(): " if kernel else ""
+    return f"{by}{type(error).__name__}: {text}".replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def _learn(address: int) -> int:
