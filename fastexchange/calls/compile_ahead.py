@@ -106,7 +106,7 @@ def _for_example(kernel, args: tuple, kwargs: dict[str, Any], what: str) -> tupl
         if report.status == structs.STATUS_UNKNOWN_SHAPE:
             return kernel._native.types_taken_by(report.keys)
     if kernel._is_for_device_kernel(bound, report is not None and report.status == structs.STATUS_DEVICE):
-        return kernel.cuda.launch_ahead(kwargs or args)[0]
+        return kernel.cuda.precompile(kwargs or args)[0]
     if not can_compile(kernel):
         values = [as_numba_takes_it(kernel, i, value) for i, value in enumerate(bound) if value is not OMITTED]
         given = tuple(map(type_of_argument, values))
