@@ -106,8 +106,8 @@ def check():
 
     warnings.simplefilter("ignore")
     assert "fastexchange" not in sys.modules
-    did = behaviour()  # first, because it lets Numba load what it needs
-    before = parts()
+    behaviour()
+    before, did = parts(), behaviour()
     before = before, codes(before)
     assert len(before[0]) > 10_000 and not changed(before)
 
