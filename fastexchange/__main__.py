@@ -304,7 +304,9 @@ def _end(*_: object) -> NoReturn:
 
 if __name__ == "__main__":
     # As an exception Ctrl-C may come up in C++ that expects none, in an import or a callback, and end as an abort.
-    if sys.argv[1:2] not in ([name] for name in _RUNS_PROGRAM) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # A program sees its own; doctor imports none of these packages, and has processes to end.
+    is_ours = sys.argv[1:2] not in ([name] for name in (*_RUNS_PROGRAM, "doctor"))
+    if is_ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
     exit_code = main()
     if exit_code == 130:

@@ -24,7 +24,7 @@ FRAMEWORKS = {
         "arguments": "capsule tensor_kind",
         "cuda": "launched_kernel",
     },
-    "jax": {"producers": "layout put", "dispatch": "xla", "arguments": "array_kind"},
+    "jax": {"producers": "ending layout put", "dispatch": "xla", "arguments": "array_kind"},
 }
 """What is known of a framework lies in one folder, its files on several floors: those that are not here on that of ``calls``."""
 

@@ -40,7 +40,7 @@ class KernelOptions(NamedTuple):
     @classmethod
     def given(cls, grad, storage, returns, out, cuda, launch, mutates, backward) -> "KernelOptions":
         """What users have given. Raises TypeError or ValueError. :class:`OptionsOf` checks what is about parameters."""
-        if grad not in ("refuse", "allow"):
+        if not isinstance(grad, str) or grad not in ("refuse", "allow"):
             raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {shown(grad)}")
         if returns is not None and not isinstance(returns, (str, type)):
             raise TypeError(f"fast_args(): returns is a type of tensors, the name of a parameter or None, not {shown(returns)}")

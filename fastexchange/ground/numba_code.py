@@ -389,7 +389,7 @@ class LostCode(RuntimeError):
 
 
 def native_code_depends_on() -> tuple:
-    """What the code of native functions depends on besidess their sources and the processor: Python, Numba, llvmlite."""
+    """What the code of native functions depends on besides their sources and the processor: Python, Numba, llvmlite."""
     packages = numba.__version__, llvmlite.__version__, DispatcherBase.__basicsize__
     return sysconfig.get_config_var("SOABI"), *packages, TUPLE_ITEMS, NONE_IS_IMMORTAL
 

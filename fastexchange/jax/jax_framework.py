@@ -5,6 +5,7 @@ import numpy as np
 from ..arguments.kind import MEANINGS
 from ..ground.dlpack import VERSION
 from ..producers.framework import Framework
+from . import ending  # noqa: F401  it registers what has to come before JAX's end
 from .layout import array_type, is_traced_type
 from .put import MOST_PUT, put
 

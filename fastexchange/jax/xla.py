@@ -9,7 +9,6 @@ Under ``jax.vmap`` buffers have more dimensions in front than the kernel's array
 Source: ``xla/ffi/api/c_api.h``, API 0.1 to 0.3, which jaxlib installs (``jax.ffi.include_dir()``).
 """
 
-import atexit
 import os
 import time
 
@@ -40,6 +39,7 @@ from ..ground.native import (
 )
 from ..ground.once import for_ever
 from ..producers.python_side import python_side
+from .ending import end_before_jax
 
 CDEF = """
 typedef enum {
@@ -381,17 +381,17 @@ def handler() -> int:
     if not _state.kernels:
         _state.fail_by_exception, _state.learn_kernel = fail_by_exception.address, learn_kernel.address
         know_kernel(0, 0)
-        atexit.register(_end)  # later than JAX has registered its own end: called before that
+        end_before_jax()
         os.register_at_fork(after_in_child=_forget_handlers)
     return call_by_xla.address
 
 
-def _end() -> None:
-    """Wait for the handlers that run Python. JAX's end waits for all handlers, with the GIL."""
+def end() -> None:
+    """Let no handler take the GIL from now on, and wait for those that have it, or wait for it."""
     _state.is_ending = 1
     while True:
         time.sleep(0.001)  # without the GIL; a handler that begins now is counted, or has seen `is_ending`
-        if _state.in_python == 0:
+        if _state.in_python <= 0:
             return
 
 

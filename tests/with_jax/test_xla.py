@@ -544,7 +544,7 @@ def test_functions_that_jax_keeps_on_disk_find_the_kernel_of_their_process(tmp_p
 
 
 ENDING = """
-    import time
+    import atexit, time
     import jax, jax.numpy as jnp, numba
     from fastexchange import fast_args
 
@@ -558,6 +558,7 @@ ENDING = """
             time.sleep(0.2)
         y[:] = x
 
+    atexit.register(lambda: print(calls[0](jnp.arange(3.0))))
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda i, y: jnp.tanh(y @ y) + x, x))
     calls = [jax.jit(sleeping), jax.jit(raising)]
     start = slow(jnp.ones((500, 500)))[0].block_until_ready()
@@ -568,8 +569,8 @@ ENDING = """
 
 @pytest.mark.slow
 def test_a_program_ends_while_kernels_need_python():
-    """JAX waits for its threads then, with the GIL."""
-    run_python(ENDING)
+    """JAX waits for its threads then, with the GIL. What the program does at its end comes before."""
+    assert "[0. 1. 2.]" in run_python(ENDING).stdout
 
 
 @pytest.mark.slow
