@@ -40,7 +40,7 @@ def why_not_compiled(error: BaseException, kernel, positional: list, named: dict
     if any(map(is_half, [*positional, *named.values()])):
         line += " What it cannot do with numbers of half precision, it can do with x.astype(np.float32)."
     if any(map(_is_readonly, [*positional, *named.values()])):
-        line += " If it writes to a readonly array: pass a copy; JAX's arrays are immutable, so declare outputs, fast_args(out=...)."
+        line += " If it writes to a readonly array: pass a copy; JAX's arrays are immutable: declare outputs, fast_args(out=...)."
     line += " It says:"
     if isinstance(error, NotImplementedError):
         line = (
