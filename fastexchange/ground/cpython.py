@@ -103,7 +103,7 @@ CapsuleType = type(datetime.datetime_CAPI)  # types.CapsuleType came with 3.13
 VECTORCALL_ARGUMENTS_OFFSET = -(2**63)  # PY_VECTORCALL_ARGUMENTS_OFFSET as a signed word
 TRIED_SITE = 2**62  # our own bits of nargsf, which no number of arguments reaches: see vectorcall.call_any
 HAS_LEARNT = 2**61
-MADE_OUTPUTS = 2**60  # see outputs.vectorcall_with_outputs
+MADE_OUTPUTS = 2**60  # see allocation.vectorcall_with_outputs
 NARGS_MASK = MADE_OUTPUTS - 1  # nargsf & NARGS_MASK is PyVectorcall_NARGS(nargsf)
 
 

@@ -382,7 +382,6 @@ def handler() -> int:
         _state.fail_by_exception, _state.learn_kernel = fail_by_exception.address, learn_kernel.address
         know_kernel(0, 0)
         end_before_jax()
-        os.register_at_fork(after_in_child=_forget_handlers)
     return call_by_xla.address
 
 
@@ -398,3 +397,7 @@ def end() -> None:
 def _forget_handlers() -> None:
     """In a forked child there are no threads of XLA."""
     _state.in_python = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_handlers)
