@@ -23,7 +23,7 @@ def cache_entries(kernel) -> list[CacheEntry]:
     """Those of the signatures that the kernel has now."""
     found = []
     for filed in kernel._native._overloads.values():
-        at = filed.overload.cached
+        at = filed.native.cached
         while at:
             overload = ffi.cast("fx_overload *", at)
             first = at + structs.OVERLOAD_SIZE + structs.ROW_SIZE * (1 + TURNS * overload.row_count)

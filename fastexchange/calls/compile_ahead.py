@@ -4,6 +4,7 @@ Everything that later calls of the same kind need is compiled, and kept where th
 ``cache=True``), and the package's native code (on disk always).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from numba.core import sigutils, types
@@ -14,6 +15,7 @@ from ..dispatch.trampoline import trampoline
 from ..ground.numba_internals import (
     Signature,
     can_compile,
+    compile_result,
     compiles_as_numba,
     declared_signature,
     is_object_mode,
@@ -25,7 +27,7 @@ from ..ground.safe_repr import shown
 from .compile_errors import not_declared
 from .declared import as_computed
 from .fallback import are_numbas, as_numba_takes_it, call_numba
-from .resolve import Report, Resolver
+from .resolve import Report, Resolver, declared_signature_for
 
 __all__ = ["arguments_of", "compiled_natively", "precompile", "signature_in"]
 
@@ -77,11 +79,11 @@ def _for_signature(kernel, signature, what: str) -> tuple:
     taken: tuple | None = given
     if can_compile(kernel):
         kernel.compile(given)
-    elif given not in kernel.overloads:
-        taken = declared_signature(kernel, given)
+    else:
+        taken = declared_signature_for(kernel, given)
     if taken is None:
         raise not_declared(kernel, given, what)
-    returned = kernel.overloads[taken].signature.return_type
+    returned = compile_result(kernel, taken).signature.return_type
     if result is not None and result != returned:
         raise TypeError(f"{what}: with arguments ({', '.join(map(str, given))}) it returns {returned}, not {result}")
     if is_object_mode(kernel) or not kernel._has_parameters or not kernel._native.runtime.is_native:
@@ -98,13 +100,13 @@ def _for_example(kernel, args: tuple, kwargs: dict[str, Any], what: str) -> tupl
     """Compile for a call with these arguments."""
     bound = None if is_object_mode(kernel) or not kernel._has_parameters else kernel._bind(args, kwargs)
     if bound is None:
-        return _taken_by(kernel, kernel._compile_for_args(*args, **kwargs))
+        return _taken_by(kernel, lambda: kernel._compile_for_args(*args, **kwargs))
     bound = kernel._complete(bound)
     report = None
     if kernel._native.runtime.is_native and compiles_as_numba(kernel):
         report = compiled_natively(kernel, bound)
-        if report.status == structs.STATUS_UNKNOWN_SHAPE:
-            return kernel._native.types_taken_by(report.keys)
+        if report.overload is not None:
+            return report.overload.taken
     if kernel._is_for_device_kernel(bound, report is not None and report.status == structs.STATUS_DEVICE):
         return kernel.cuda.precompile(kwargs or args)[0]
     if not can_compile(kernel):
@@ -113,29 +115,31 @@ def _for_example(kernel, args: tuple, kwargs: dict[str, Any], what: str) -> tupl
         if (taken := declared_signature(kernel, given)) is None:
             raise not_declared(kernel, given, what)
         return taken
-    taken = _taken_by(kernel, call_numba(kernel, bound, is_made=False))
+    taken = _taken_by(kernel, lambda: call_numba(kernel, bound, is_made=False))
     if report is not None and report.unmade is not None:
         kernel._native.add_numba_only(*report.unmade)
     return taken
 
 
 def compiled_natively(kernel, bound: tuple) -> Report:
-    """Compile for a call that native code makes. Any other status than STATUS_UNKNOWN_SHAPE: it does not."""
+    """Compile for a call that native code makes: ``overload`` of the report. If that is None, it does not."""
     resolver = Resolver(kernel, bound)
     report = resolver.report
     try:
         resolver.run(DRY_RUN)
         if report.status == structs.STATUS_UNKNOWN_SHAPE:
-            is_new = report.keys not in kernel._native
-            if not (kernel._native.is_native(report.keys) or (is_new and resolver.specialise())):
-                report.native.status = structs.STATUS_NUMBA
+            overload = kernel._native.find(report.keys) or resolver.specialise()
+            report.overload = overload if overload is not None and overload.is_native else None
     except Exception:
         if not are_numbas(kernel, bound):
             raise
-        report.native.status = structs.STATUS_NUMBA
     return report
 
 
-def _taken_by(kernel, entry_point) -> tuple:
-    """The argument types of the code with this entry point."""
-    return next(taken for taken, compiled in overloads_of(kernel) if compiled.entry_point is entry_point)
+def _taken_by(kernel, compile_call: Callable[[], Any]) -> tuple:
+    """The argument types of the code whose entry point `compile_call` returns."""
+    while True:
+        entry_point = compile_call()
+        taken = next((taken for taken, compiled in overloads_of(kernel) if compiled.entry_point is entry_point), None)
+        if taken is not None:  # else another thread has recompiled the kernel
+            return taken

@@ -172,7 +172,7 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             return kernel._device_kernel.explain(bound)
         if report.status == structs.STATUS_UNKNOWN_SHAPE:
             outcome = describe_outcome(kernel, report.keys, bound)
-            if report.keys not in kernel._native:
+            if kernel._native.find(report.keys) is None:
                 raise_named(kernel, bound, as_numba_takes_it)
         else:
             check_arguments(kernel, bound)
@@ -240,8 +240,9 @@ def describe_outcome(kernel, keys: tuple[int, ...], bound: tuple) -> Outcome:
     shown = names
     if len(keys) == len(given):  # no tuples
         shown = [name + _stored_as(kernel, key) for name, key in zip(names, keys, strict=True)]
-    if keys in kernel._native:
-        if kernel._native.is_native(keys):
+    overload = kernel._native.find(keys)
+    if overload is not None:
+        if overload.is_native:
             return Outcome("native", "known: native from the first argument to the result", shown)
         return Outcome("numba-signature", "known: Numba's own dispatcher makes this call", shown)
     if why := kernel._native.retries.why(keys):

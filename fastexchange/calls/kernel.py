@@ -19,6 +19,7 @@ from ..ground.numba_internals import (
     CPUDispatcher,
     compile_with,
     failures,
+    global_compiler_lock,
     identify,
     is_compiling,
     is_object_mode,
@@ -240,6 +241,14 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         """Stop (or, if False, resume) compiling for new types: calls with new types use the existing signatures."""
         super().disable_compile(val)
         self._forget()
+
+    def recompile(self) -> None:
+        """Compile all signatures anew, after a global of the function has changed. Calls of other threads wait to compile.
+
+        A call that another thread has begun before may run the old code.
+        """
+        with global_compiler_lock:
+            super().recompile()
 
     def _reset_overloads(self) -> None:
         super()._reset_overloads()

@@ -21,7 +21,7 @@ from ..arguments.decoding import UnknownDtype, numba_types
 from ..arguments.discovery import compare, learn
 from ..dispatch import structs, vectorcall
 from ..dispatch.boxing import UnsupportedEntry
-from ..dispatch.overloads import AGAIN
+from ..dispatch.overloads import AGAIN, Overload
 from ..dispatch.reading import DRY_RUN, FLAG_ASKED
 from ..dispatch.signature import lists_in
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
@@ -29,7 +29,7 @@ from ..ground import half
 from ..ground.dtypes import lacks_dtype
 from ..ground.native import address_of
 from ..ground.numba_code import runs_python
-from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
+from ..ground.numba_internals import can_compile, compile_result, compiles_as_numba, declared_signature
 from ..ground.parameters import find_item, flatten
 from ..ground.passing import reraise_passing
 from ..producers.framework import framework_of
@@ -52,6 +52,8 @@ class Report:
         """With STATUS_OK: the call's result."""
         self.unmade: tuple | None = None
         """If native code can read the arguments but cannot make the call: the keys and the generation."""
+        self.overload: Overload | None = None
+        """What native code can make the call with, if ``compile_ahead.compiled_natively`` has looked for it."""
         self._native = ffi.new("fx_report *")
         self._keys = _as_it_is("int64_t[]", _REPORT_KEYS)
         self._native.keys, self._native.key_capacity = address_of(self._keys), _REPORT_KEYS
@@ -209,23 +211,23 @@ class Resolver:
                 self.handle(status)
         return refuse(kernel, report.position, self.bound, f"it, or another argument, was different at each of {MAX_LOOKS} looks")
 
-    def specialise(self) -> bool:
-        """Compile the kernel for the reported signature. Returns False if native code cannot make such calls, or not now."""
+    def specialise(self) -> Overload | None:
+        """Compile the kernel for the reported signature. Returns None if native code cannot make such calls, or not now."""
         native, keys = self.kernel._native, self.report.keys
         generation = native.generation
         if self._is_call and not native.retries.is_due(keys):
-            return False
+            return None
         try:
-            if specialise(self.kernel, keys, self.bound):
+            if overload := specialise(self.kernel, keys, self.bound):
                 native.retries.succeeded(keys)
-                return True
+                return overload
         except NotCompiledNow as error:
             native.retries.failed(keys, error.why)
             if not self._is_call:
                 raise error.why from None
-            return False
+            return None
         self.report.unmade = keys, generation
-        return False
+        return None
 
     def handle(self, status: int) -> None:
         """Handle any other status: remove the obstacle for the next attempt, or raise the error."""
@@ -261,8 +263,8 @@ class NotCompiledNow(Exception):
         self.why = why
 
 
-def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
-    """Compile the kernel for a call with these keys, and file the overload. Returns False if only Numba can call it.
+def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> Overload | None:
+    """Compile the kernel for a call with these keys, and file the overload. Returns it; None if only Numba can call it.
 
     Raises NotCompiledNow if the next call is to try again.
     """
@@ -277,7 +279,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     if unknown is not None:
         refuse_elements(kernel, bound, *unknown)
     if any(map(_holds_function, given)):
-        return False
+        return None
     if not can_compile(kernel):
         given = tuple(map(as_declared, given))
     own = None
@@ -294,18 +296,17 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     if own is not None:
         raise own
     if chosen is None:
-        return False
+        return None
     taken, compiled = chosen
     if not all(map(_keeps_the_value, given, taken)):
-        return False
+        return None
     native.require_owning_exports(runs_python(compiled.library))
     try:
-        native.add(keys, given, taken, compiled, generation)
+        return native.add(keys, given, taken, compiled, generation)
     except UnsupportedEntry:
-        return False
+        return None
     except Exception as error:
         raise NotCompiledNow(error) from None
-    return True
 
 
 def _overload_for(dispatcher, given: tuple):
@@ -325,11 +326,11 @@ def _overload_for(dispatcher, given: tuple):
             forget_frames(error)
             if isinstance(error, (NumbaError, NotImplementedError)):  # Numba's dispatcher raises it, or passes literals
                 return None
-            if given not in dispatcher.overloads:  # otherwise it is compiled, and what followed has failed
+            if compile_result(dispatcher, given) is None:  # otherwise it is compiled, and what followed has failed
                 raise NotCompiledNow(error) from None
     else:
         taken = declared_signature_for(dispatcher, given)
-    compiled = dispatcher.overloads.get(taken) if taken is not None else None
+    compiled = compile_result(dispatcher, taken) if taken is not None else None
     if compiled is None or compiled.objectmode:
         return None
     return taken, compiled
@@ -391,6 +392,6 @@ def as_declared(numba_type):
 
 def declared_signature_for(dispatcher, given: tuple) -> tuple | None:
     """The explicit signature that Numba's overload resolution picks for these types; None if none or several fit."""
-    if given in dispatcher.overloads:
+    if compile_result(dispatcher, given) is not None:
         return given
     return declared_signature(dispatcher, given)

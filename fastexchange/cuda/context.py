@@ -44,16 +44,16 @@ class CudaContext(dispatch.KernelContext):
         self.native.vectorcall_any, self.native.run = native_launch.vectorcall_any.address, native_launch.run.address
         self.native.begin_row, self.native.launch_row = native_launch.begin_row.address, native_launch.launch_row.address
 
-    def add_launchable(self, keys: tuple[int, ...], given: tuple, launchable: Launchable, generation: object) -> None:
-        """File the compiled kernel for calls with these keys."""
+    def add_launchable(self, keys: tuple[int, ...], given: tuple, launchable: Launchable, generation: object):
+        """File the compiled kernel for calls with these keys. Returns the overload."""
         code = dispatch._Code(trampoline=1, given=given, taken=launchable.compiled.taken, compiled=launchable)
-        self._file(keys, code, generation)
+        return self._file(keys, code, generation)
 
-    def _filed(self, keys: tuple[int, ...], code) -> dispatch._Filed:
-        filed = super()._filed(keys, code)
+    def _made(self, keys: tuple[int, ...], code) -> dispatch.Overload:
+        made = super()._made(keys, code)
         if not code.trampoline:
-            return filed
-        overload, _, kept = filed
+            return made
+        overload, _, kept = made
         loaded = ffi.new("fx_loaded[]", MAX_DEVICES)
         parameters = ffi.new("int64_t[]", [parameter.code for parameter in code.compiled.parameters] or [0])
         changes = ffi.new("int64_t[]", code.compiled.conversions or [0])
@@ -63,17 +63,17 @@ class CudaContext(dispatch.KernelContext):
         launchable.is_cooperative = code.compiled.compiled.is_cooperative
         kept += [loaded, parameters, changes, launchable]
         overload.launchable = address_of(launchable)
-        return filed
+        return made
 
-    def load(self, overload: int, device: int, launcher) -> None:
-        """Load the kernel on a device, which is the package's current device, for launches by `launcher`.
+    def load(self, keys: tuple[int, ...], device: int, launcher) -> None:
+        """Load what is filed for these keys on a device, which is the package's current device.
 
-        `launcher`: an ``fx_launcher``. `overload`: the address of an ``fx_overload``.
+        `launcher`: an ``fx_launcher``, for whose launches it is loaded.
         """
-        launchable = self._code_of(overload).compiled
-        if launchable is None:  # forgotten by another thread: the next attempt compiles it again
+        overload = self.find(keys)
+        if overload is None or not overload.is_native:  # forgotten by another thread: the next attempt compiles it again
             return
-        loaded = _loaded_of(ffi.cast("fx_overload *", overload))[device]
+        launchable, loaded = overload.code.compiled, _loaded_of(overload.native)[device]
         cuda = driver()
         function = loaded.function or launchable.compiled.function()
         shared = cuda.attribute(function, "SHARED_SIZE_BYTES")
@@ -94,21 +94,11 @@ class CudaContext(dispatch.KernelContext):
     def unload(self) -> None:
         """Forget the loaded functions of all devices: launches load them anew."""
         for filed in list(self._overloads.values()):
-            if filed.overload.launchable:
-                loaded = _loaded_of(filed.overload)
+            if filed.native.launchable:
+                loaded = _loaded_of(filed.native)
                 for device in range(MAX_DEVICES):
                     loaded[device].function = loaded[device].shared_limit = 0
                     loaded[device].blocks = [0] * launch_structs.MAX_BEST_BLOCKS
-
-    def types_taken(self, overload: int) -> tuple:
-        """The package's types of the launched kernel's parameters; () if the overload has been forgotten."""
-        launchable = self._code_of(overload).compiled if overload else None
-        return () if launchable is None else tuple(launchable.compiled.taken)
-
-    def overload_for(self, keys: tuple[int, ...]) -> int:
-        """The address of the ``fx_overload`` for these keys; 0 if it has been forgotten."""
-        filed = self._overloads.get(keys)
-        return 0 if filed is None else address_of(filed.overload)
 
 
 def _loaded_of(overload):

@@ -4,6 +4,7 @@ import contextlib
 
 from ..calls.resolve import Report, Resolver
 from ..dispatch import structs
+from ..dispatch.overloads import Overload
 from ..exchange.errors import argument, refuse, refuse_device, wording
 from ..ground.native import address_of
 from . import python_exports
@@ -53,7 +54,7 @@ class LaunchResolver(Resolver):
             check_device(self.kernel, device_of(self.kernel, report), self.bound)
         return report
 
-    def specialise(self) -> bool:
+    def specialise(self) -> Overload | None:
         device = device_of(self.kernel, self.report)
         check_device(self.kernel, device, self.bound)
         return specialise(self.kernel, self.report.keys, device, python_exports.originals(self.bound))
@@ -63,7 +64,7 @@ class LaunchResolver(Resolver):
         if status == structs.STATUS_UNBOUND:
             device = device_of(kernel, report)
             check_device(kernel, device, self.bound)
-            load(kernel, kernel._native.overload_for(report.keys), device, self._launcher_address)
+            load(kernel, report.keys, device, self._launcher_address)
             return
         if status == structs.STATUS_DRIVER:
             self._launcher._driver_error(report.native.code)
@@ -75,7 +76,8 @@ class LaunchResolver(Resolver):
         if report.position < 0 and status == structs.STATUS_NO_ERROR_SET:
             raise BufferError(f"{argument(kernel, -1)} is not known: that failed and did not say why")
         if status == structs.STATUS_RANGE:
-            raise_out_of_range(kernel, bound, kernel._native.types_taken(kernel._native.overload_for(report.keys)))
+            overload = kernel._native.find(report.keys)
+            raise_out_of_range(kernel, bound, () if overload is None else overload.taken)
         if status == structs.STATUS_BIG_INT:
             raise OverflowError(f"{argument(kernel, report.position)}: an int that neither int64 nor uint64 holds")
         refuse(kernel, report.place(bound), bound, wording(status, report.tensor, is_for_cuda=True))

@@ -7,6 +7,7 @@ import functools
 from typing import NoReturn
 
 from ..arguments.decoding import UnknownDtype, numba_types
+from ..dispatch.overloads import Overload
 from ..exchange.errors import argument, refuse_elements
 from ..ground.dtypes import element_of, field_to_numba
 from ..ground.once import forkable_lock
@@ -21,10 +22,10 @@ _loading = forkable_lock()
 """Packages are not thread-safe while they load a kernel: another thread could find it half loaded."""
 
 
-def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool:
+def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> Overload | None:
     """Compile the kernel for a launch with these keys on a device, and file it.
 
-    Returns False if the package makes such launches.
+    Returns the overload; None if the package makes such launches.
     """
     native, target = kernel._native, kernel.target
     generation = native.generation
@@ -51,9 +52,8 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
         if why_not or changes is None:
             native.why_own[keys] = why_not
             native.add_numba_only(keys, generation)
-            return False
-        native.add_launchable(keys, seen, Launchable(compiled, parameters, changes), generation)
-    return True
+            return None
+        return native.add_launchable(keys, seen, Launchable(compiled, parameters, changes), generation)
 
 
 def compiled_for(kernel, taken: tuple, device: int):
@@ -102,12 +102,12 @@ def is_as_driver_says(compiled, parameters) -> bool:
     return found is not None and [size for _, size in found] == [parameter.size for parameter in parameters]
 
 
-def load(kernel, overload: int, device: int, native) -> None:
-    """Load the kernel on a device, for launches by the ``fx_launcher`` `native`."""
+def load(kernel, keys: tuple[int, ...], device: int, native) -> None:
+    """Load the kernel for these keys on a device, for launches by the ``fx_launcher`` `native`."""
     driver().context(device)
     with _loading, driver().as_before(), kernel.target.on_device(device):
         resets.watch(device)
-        kernel._native.load(overload, device, native)
+        kernel._native.load(keys, device, native)
 
 
 def raise_out_of_range(kernel, bound: tuple, taken: tuple) -> NoReturn:

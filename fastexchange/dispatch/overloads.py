@@ -44,12 +44,24 @@ class _Code(NamedTuple):
     keeps: int = 0
 
 
-class _Filed(NamedTuple):
-    """An overload: its ``fx_overload *``, its code, and memory that the ``fx_overload`` points to."""
+class Overload(NamedTuple):
+    """The code for calls with a key sequence. It lives as long as the kernel, even if the kernel is recompiled."""
 
-    overload: Any
+    native: Any
+    """Its ``fx_overload *``."""
     code: _Code
     kept: list
+    """Memory that the ``fx_overload`` points to."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether native code can make the calls, not only Numba's dispatcher."""
+        return bool(self.code.trampoline)
+
+    @property
+    def taken(self) -> tuple:
+        """The Numba types of the parameters."""
+        return self.code.taken
 
 
 class KernelContext:
@@ -74,7 +86,7 @@ class KernelContext:
         self._lock = forkable_lock()
         buckets = _new_buckets(_FIRST_BUCKETS)
         self._retired: list[Any] = [buckets]
-        self._overloads: dict[tuple[int, ...], _Filed] = {}
+        self._overloads: dict[tuple[int, ...], Overload] = {}
         self.retries = Retries()
         """Of compilations for key sequences."""
         # `last` before the first cached call.
@@ -128,28 +140,13 @@ class KernelContext:
         """The number of overloads filed."""
         return len(self._overloads)
 
-    def __contains__(self, keys: tuple[int, ...]) -> bool:
-        return keys in self._overloads
-
-    def is_native(self, keys: tuple[int, ...]) -> bool:
-        """Whether native code can make calls with these keys."""
-        return keys in self._overloads and bool(self._overloads[keys].code.trampoline)
-
-    def overload_of(self, keys: tuple[int, ...]):
-        """The ``fx_overload *`` for calls with these keys, which are filed."""
-        return self._overloads[keys].overload
-
-    def types_taken_by(self, keys: tuple[int, ...]) -> tuple:
-        """The Numba types of the parameters of the code that is filed for these keys."""
-        return self._overloads[keys].code.taken
-
-    def _code_of(self, overload: int) -> _Code:
-        """The code of the ``fx_overload`` at this address; an empty ``_Code`` if the overload has been forgotten."""
-        return next((filed.code for filed in self._overloads.values() if address_of(filed.overload) == overload), _Code())
+    def find(self, keys: tuple[int, ...]) -> Overload | None:
+        """The overload that is filed for these keys. Another thread may :meth:`forget` it at any moment."""
+        return self._overloads.get(keys)
 
     @property
     def generation(self) -> object:
-        """A token for :meth:`add`, which files nothing for a token from before :meth:`forget`."""
+        """A token for :meth:`add`: no later call finds what is added with a token from before :meth:`forget`."""
         return self._overloads
 
     def require_owning_exports(self, runs: int) -> None:
@@ -162,14 +159,14 @@ class KernelContext:
         if is_new:
             with self._lock:
                 for filed in self._overloads.values():
-                    self.runtime.kill_entries(filed.overload)
+                    self.runtime.kill_entries(filed.native)
 
-    def add_numba_only(self, keys: tuple[int, ...], generation: object) -> None:
+    def add_numba_only(self, keys: tuple[int, ...], generation: object) -> Overload:
         """File a key sequence whose calls only Numba's dispatcher can make."""
-        self._file(keys, _Code(), generation)
+        return self._file(keys, _Code(), generation)
 
-    def add(self, keys: tuple[int, ...], given: tuple, taken: tuple, compiled, generation: object) -> None:
-        """File a compiled signature for calls with these keys, unless `generation` is an earlier one.
+    def add(self, keys: tuple[int, ...], given: tuple, taken: tuple, compiled, generation: object) -> Overload:
+        """File a compiled signature for calls with these keys, unless `generation` is an earlier one. Returns the overload.
 
         `given` and `taken`: the Numba types of the arguments and of the parameters.
         Raises: ``boxing.UnsupportedEntry`` if only Numba's own dispatcher can call the signature.
@@ -186,19 +183,21 @@ class KernelContext:
                 boxes = BOXES_ARRAYS
                 self.runtime.add(*boxed_results.BOXING)
         kept = what_is_kept(taken, compiled)
-        self._file(keys, _Code(address, kernel, box, constants, boxes, given, taken, compiled, kept), generation)
+        return self._file(keys, _Code(address, kernel, box, constants, boxes, given, taken, compiled, kept), generation)
 
-    def _file(self, keys: tuple[int, ...], code: "_Code", generation: object) -> None:
+    def _file(self, keys: tuple[int, ...], code: "_Code", generation: object) -> Overload:
         with self._lock:
-            if generation is not self._overloads:
-                return
+            if generation is not self._overloads:  # the call in progress may use it, as if it had begun earlier
+                self._retired.append(overload := self._made(keys, code))
+                return overload
             if keys not in self._overloads:
-                self._overloads[keys] = self._filed(keys, code)  # complete: Ctrl-C may come between any two statements
-            overload = self._overloads[keys].overload
-            if not self._is_linked(overload):  # the overload is new, or Ctrl-C interrupted its linking
-                self._link(overload)
+                self._overloads[keys] = self._made(keys, code)  # complete: Ctrl-C may come between any two statements
+            overload = self._overloads[keys]
+            if not self._is_linked(overload.native):  # the overload is new, or Ctrl-C interrupted its linking
+                self._link(overload.native)
+            return overload
 
-    def _filed(self, keys: tuple[int, ...], code: "_Code") -> "_Filed":
+    def _made(self, keys: tuple[int, ...], code: "_Code") -> Overload:
         """Make the ``fx_overload`` of code for calls with these keys."""
         key_words = ffi.new("int64_t[]", keys or [0])
         constants = ffi.new("intptr_t[]", [id(constant) for constant in code.constants] or [0])
@@ -222,7 +221,7 @@ class KernelContext:
         overload.array_count = sum(map(structs.has_array.py_func, keys))
         native_rows = ffi.new("fx_row[]", rows or 1)
         overload.rows = address_of(native_rows)
-        return _Filed(overload, code, [key_words, constants, lists, native_rows])
+        return Overload(overload, code, [key_words, constants, lists, native_rows])
 
     def _rows(self, keys: tuple[int, ...], code: "_Code") -> tuple[int, list[dict[str, Any]]] | None:
         """The number of arguments of cached calls with these keys, and their ``fx_row``s; None: there are no cached calls.
@@ -295,10 +294,10 @@ class KernelContext:
         buckets = _new_buckets(size)
         self._retired.append(buckets)
         for filed in self._overloads.values():
-            filed.overload.next = 0
+            filed.native.next = 0
         self.native.buckets = address_of(buckets)
         for filed in self._overloads.values():
-            self._link(filed.overload)
+            self._link(filed.native)
 
     def _bucket_of(self, overload) -> int:
         return 1 + (((overload.hash * GOLDEN & (1 << 64) - 1) >> 40) & self._buckets[0])

@@ -375,9 +375,16 @@ def compiler_locks() -> list[Any]:
 # ---- dispatchers -----------------------------------------------------------------------------------------------------
 
 
+@global_compiler_lock  # another thread may recompile it: Numba lets it compile meanwhile
 def can_compile(dispatcher) -> bool:
     """Whether a dispatcher compiles for new types; if not, it only has declared signatures."""
     return dispatcher._can_compile
+
+
+@global_compiler_lock  # as `can_compile`: meanwhile it has no code
+def compile_result(dispatcher, given: tuple) -> Any:
+    """What a dispatcher has compiled for arguments of these types; None if it has not."""
+    return dispatcher.overloads.get(given)
 
 
 def compiles_as_numba(dispatcher) -> bool:

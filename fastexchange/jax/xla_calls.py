@@ -245,7 +245,7 @@ class Traced:
         Raises what the compiler says of the kernel.
         """
         report = compiled_for(self.kernel, self._samples)
-        if report.status != structs.STATUS_UNKNOWN_SHAPE:
+        if report.overload is None:
             precompile(self.kernel, (self._samples,))
             return ()
         keys = report.keys

@@ -38,7 +38,7 @@ def compiled_for(kernel, samples: tuple) -> Report:
     Raises TypeError for a kernel that returns something, and RuntimeError if XLA's threads cannot run it at once.
     """
     report = compiled_natively(kernel, samples)
-    if report.status == structs.STATUS_UNKNOWN_SHAPE and kernel._native.overload_of(report.keys).box:
+    if report.overload is not None and report.overload.native.box:
         raise TypeError(
             f"{kernel.__qualname__}(): a kernel that JAX traces returns None; the call returns what out= and mutates= declare"
         )
@@ -166,10 +166,9 @@ def _learn(address: int) -> int:
     words = ffi.cast("int64_t *", attributes.keys.data)
     keys = iter(given := [words[i] for i in range(attributes.keys.size)])
     report = compiled_for(kernel, tuple(_sample(key, keys) for key in keys))
-    native = kernel._native
-    if report.status != structs.STATUS_UNKNOWN_SHAPE or not native.is_native(tuple(given)):
+    if report.overload is None or report.keys != tuple(given):
         raise TypeError(f"{kernel.__qualname__}(): native code cannot call the kernel with the types of the traced call")
-    return address_of(native.overload_of(tuple(given)))
+    return address_of(report.overload.native)
 
 
 def _sample(key: int, keys: Iterator[int]):

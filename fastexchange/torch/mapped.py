@@ -8,7 +8,7 @@ import ctypes
 
 from .._abi import ffi
 from ..calls.compile_ahead import compiled_natively
-from ..dispatch import batches, structs
+from ..dispatch import batches
 from ..ground.native import address_of
 from ..ground.numba_internals import CPUDispatcher, compiles_as_numba
 from ..ground.omitted import OMITTED
@@ -51,11 +51,8 @@ def call_mapped(kernel, schema: Schema, in_dims: tuple, args: tuple):
         return NotImplemented
     bound = (*kernel._parameters.bind(*items)[: -len(outputs)], *outputs)
     report = compiled_natively(kernel, bound)
-    native, keys = kernel._native, report.keys
-    if report.status != structs.STATUS_UNKNOWN_SHAPE or native.native.needs_owning_exports or len(keys) != len(bound):
-        return NotImplemented
-    overload = native.overload_of(keys)
-    if overload.box:
+    native, keys, overload = kernel._native, report.keys, report.overload
+    if overload is None or overload.native.box or native.native.needs_owning_exports or len(keys) != len(bound):
         return NotImplemented
     results = [each.new_empty((*sizes, *each.shape)) for each in outputs]
     values = [_source(value) for value in bound[: -len(outputs)]] + [(batches.RESULT, (0, 0))] * len(outputs)
@@ -69,7 +66,7 @@ def call_mapped(kernel, schema: Schema, in_dims: tuple, args: tuple):
         pointers = ffi.new("intptr_t[]", [address_of(buffer) for buffer, _ in buffers])
         kept += [pointers, buffers]
         setattr(batch, name, address_of(pointers))
-    _CALL(batches.call_items.address)(native.address, address_of(overload), address_of(batch))
+    _CALL(batches.call_items.address)(native.address, address_of(overload.native), address_of(batch))
     for level in reversed(levels):
         results = [private("_C._functorch._add_batch_dim")(each, 0, level) for each in results]
     return results[0] if len(results) == 1 else tuple(results)

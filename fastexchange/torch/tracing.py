@@ -17,7 +17,7 @@ from numba.np import numpy_support
 from ..calls import results
 from ..calls.options import declaring
 from ..dispatch.overloads import METHODS
-from ..ground.numba_internals import overloads_of
+from ..ground.numba_internals import compile_result, overloads_of
 from ..ground.omitted import OMITTED
 from ..ground.once import once
 from ..ground.safe_repr import type_name
@@ -338,9 +338,9 @@ def _returns_none(kernel, kinds: tuple) -> bool:
     """
     try:
         given = tuple(_numba_type(kernel, position, kind) for position, kind in enumerate(kinds))
-        if given not in kernel.overloads:
+        if compile_result(kernel, given) is None:
             kernel.compile(given)
-        known = [kernel.overloads[given]]
+        known = [compile_result(kernel, given)]
     except Exception:  # the call raises it
         known = [compiled for _, compiled in overloads_of(kernel)]
     return bool(known) and all(compiled.signature.return_type == numba_types.none for compiled in known)

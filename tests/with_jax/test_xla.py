@@ -10,6 +10,7 @@ from frameworks import jax_with_64_bits
 from interpreter import run_python
 
 from fastexchange import fast_args
+from fastexchange.calls import resolve
 from fastexchange.jax import xla_calls, xla_target
 
 jax = pytest.importorskip("jax")
@@ -394,6 +395,24 @@ def test_a_kernel_is_recompiled_while_compiled_functions_run():
     while any(each.is_alive() for each in threads):
         plus.recompile()
     assert not failures
+
+
+def test_a_kernel_is_recompiled_between_two_steps_of_a_call(monkeypatch):
+    """By another thread, after the kernel was compiled for the call: here by the step itself."""
+    compiled, specialise = jax.jit(plus), resolve.Resolver.specialise
+
+    def interrupted(resolver):
+        try:
+            return specialise(resolver)
+        finally:
+            resolver.kernel.recompile()
+
+    compiled(x8, 1.0)
+    monkeypatch.setattr(resolve.Resolver, "specialise", interrupted)
+    plus.recompile()
+    assert compiled(x8, 2.0)[0] == 2 and jax.jit(plus)(x8, 3)[0] == 3
+    plus.recompile()
+    assert len(plus.precompile((np.ones(3), 1, np.ones(3)))) == 1
 
 
 @pytest.mark.slow
