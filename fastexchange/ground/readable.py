@@ -5,10 +5,11 @@ bytes, and refuses where a read would end the process.
 """
 
 import ctypes
+import mmap
 import os
 import sys
 
-__all__ = ["checked_address", "is_readable"]
+__all__ = ["checked_address", "is_readable", "read_byte", "read_bytes", "read_word"]
 
 _WORD = 8
 _END = 1 << 64
@@ -36,6 +37,30 @@ def is_readable(address: int, size: int, alignment: int = _WORD) -> bool:
 if sys.platform != "win32":
     _write = ctypes.CDLL(None).write
     _write.restype, _write.argtypes = ctypes.c_ssize_t, [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+
+
+# An object's size is not known, so a place that is looked at may lie behind it: there memory may end, at the end of a page.
+
+
+def read_bytes(base: int, size: int) -> bytes:
+    """The bytes at `base`, where an object begins; fewer than `size` if memory ends before."""
+    on_page = mmap.PAGESIZE - base % mmap.PAGESIZE
+    return ctypes.string_at(base, size if size <= on_page or is_readable(base + on_page, 1, 1) else on_page)
+
+
+def read_word(base: int, offset: int = 0) -> int | None:
+    """The signed word `offset` bytes behind `base`, where an object begins. None if memory ends before."""
+    return ctypes.c_ssize_t.from_address(base + offset).value if _is_there(base, offset, _WORD) else None
+
+
+def read_byte(base: int, offset: int) -> int | None:
+    """The byte `offset` bytes behind `base`, where an object begins. None if memory ends before."""
+    return ctypes.c_uint8.from_address(base + offset).value if _is_there(base, offset, 1) else None
+
+
+def _is_there(base: int, offset: int, size: int) -> bool:
+    last = base + offset + size - 1
+    return base // mmap.PAGESIZE == last // mmap.PAGESIZE or is_readable(last, 1, 1)
 
 
 def checked_address(address: int, size: int) -> int:

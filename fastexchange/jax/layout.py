@@ -15,6 +15,7 @@ import numpy as np
 
 from ..ground.once import once
 from ..ground.passing import reraise_passing
+from ..ground.readable import read_word
 
 __all__ = ["Layout", "array_type", "is_traced_type", "layout"]
 
@@ -59,10 +60,6 @@ def layout() -> "Layout | str":
         return f"{type(error).__name__}: {error}"
 
 
-def _word(address: int) -> int:
-    return ctypes.c_size_t.from_address(address).value
-
-
 def _find() -> "Layout | str":
     import jax
 
@@ -78,10 +75,10 @@ def _find_on(device) -> "Layout | str":
     types = {type(array.aval) for array in arrays}
     if len(types) != 1 or {type(array) for array in arrays} != {array_type()}:
         return "its arrays have several types"
-    at = _only(arrays[0], lambda each: all(_word(id(array) + each) == id(array.aval) for array in arrays), "ShapedArray")
+    at = _only(arrays[0], lambda each: all(read_word(id(array), each) == id(array.aval) for array in arrays), "ShapedArray")
     avals = [array.aval for array in arrays]
-    shape = _only(avals[0], lambda each: all(_word(id(aval) + each) == id(aval.shape) for aval in avals), "shape")
-    dtype = _only(avals[0], lambda each: all(_word(id(aval) + each) == id(aval.dtype) for aval in avals), "dtype")
+    shape = _only(avals[0], lambda each: all(read_word(id(aval), each) == id(aval.shape) for aval in avals), "shape")
+    dtype = _only(avals[0], lambda each: all(read_word(id(aval), each) == id(aval.dtype) for aval in avals), "dtype")
     for array in arrays:
         if type(array.aval.shape) is not tuple or not isinstance(array.aval.dtype, np.dtype):
             return "a shape is no tuple, or a dtype none of NumPy's"
@@ -105,6 +102,6 @@ def _are_weak_references_as_expected(make) -> bool:
     """Whether a weak reference has its object where it is expected, and later None."""
     array = make()
     reference = weakref.ref(array)
-    before = _word(id(reference) + WR_OBJECT) == id(array)
+    before = read_word(id(reference), WR_OBJECT) == id(array)
     del array
-    return before and _word(id(reference) + WR_OBJECT) == id(None)
+    return before and read_word(id(reference), WR_OBJECT) == id(None)

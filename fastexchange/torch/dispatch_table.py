@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterator
 
 from ..ground.once import once
+from ..ground.passing import reraise_passing
 from ..ground.readable import checked_address, is_readable
 from .offsets import alone
 
@@ -62,6 +63,7 @@ def why_no_tables() -> str:
     try:
         _known.update(alone(_find_rows))
     except Exception as error:  # a PyTorch with other private names, or another layout
+        reraise_passing(error)
         return f"{type(error).__name__}: {error}"
     return ""
 

@@ -9,7 +9,7 @@ Source: ``c10/core/impl/LocalDispatchKeySet.h``, ``aten/src/ATen/PythonTorchFunc
 """
 
 import ctypes
-from typing import Any
+from typing import Any, cast
 
 import llvmlite.binding
 from numba import types
@@ -20,7 +20,7 @@ from ..ground.cfunction import cfunction
 from ..ground.native import address_of, atomic_add, call_int, call_word, global_address, load, native, struct_at
 from ..ground.once import for_ever, once
 from ..ground.passing import reraise_passing
-from ..ground.readable import checked_address
+from ..ground.readable import is_readable, read_word
 from .offsets import alone, c_function, guard
 
 __all__ = ["are_expected", "count_write", "expect_modes", "has_counter", "is_mode_active", "why_no_counts", "why_no_modes"]
@@ -198,7 +198,7 @@ def why_no_counts() -> str:
     if not guard().knows_all:
         return "the layout of tensors is not verified"
     try:
-        found = alone(lambda: _find_counter(guard().native.object))
+        found = alone(_find_counter)
     except Exception as error:
         reraise_passing(error)
         return f"{type(error).__name__}: {error}"
@@ -213,7 +213,7 @@ def why_no_counts() -> str:
 _WORDS, _COUNTS = 32, range(8, 32, 4)  # of an implementation, and where the count may be in a version counter
 
 
-def _find_counter(at: int) -> list[tuple[int, int]]:
+def _find_counter() -> list[tuple[int, int]]:
     """Return the offsets of the pointer to the counter, and in it of the count, that fit tensors with many counts."""
     import torch
 
@@ -226,24 +226,21 @@ def _find_counter(at: int) -> list[tuple[int, int]]:
         tensors += [tensor, view]
     with torch.inference_mode():
         without = torch.zeros(3)
-    implementations = [ctypes.c_size_t.from_address(id(tensor) + at).value for tensor in (*tensors, without)]
+    implementations = [tensor._cdata for tensor in (*tensors, without)]
     fitting = []
     for word in range(0, 8 * _WORDS, 8):
-        *pointers, none = (ctypes.c_size_t.from_address(address + word).value for address in implementations)
+        *pointers, none = (read_word(address, word) for address in implementations)
         if none == 0 and all(map(_is_counter, pointers)) and len(set(pointers)) == len(tensors) // 2:
             fitting += [
                 (word, count)
                 for count in _COUNTS
                 if all(
-                    ctypes.c_uint32.from_address(pointer + count).value == tensor._version
+                    ctypes.c_uint32.from_address(cast(int, pointer) + count).value == tensor._version
                     for pointer, tensor in zip(pointers, tensors, strict=True)
                 )
             ]
     return fitting
 
 
-def _is_counter(pointer: int) -> bool:
-    try:
-        return pointer % 8 == 0 and checked_address(pointer, _COUNTS.stop) == pointer
-    except ValueError:
-        return False
+def _is_counter(pointer: int | None) -> bool:
+    return pointer is not None and is_readable(pointer, _COUNTS.stop)

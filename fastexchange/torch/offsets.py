@@ -23,7 +23,7 @@ from ..ground.dlpack import DLDeviceType
 from ..ground.native import address_of
 from ..ground.once import once
 from ..ground.passing import reraise_passing
-from ..ground.readable import checked_address
+from ..ground.readable import is_readable, read_byte, read_bytes, read_word
 from . import samples
 from .storages import forbid_resizing_of, without_modes
 
@@ -89,7 +89,7 @@ typedef struct {
 
 GUARDS = 4
 
-_SCANNED_BYTES = 256  # the C++ objects of a tensor and of a view's autograd metadata are larger
+_SCANNED_BYTES = 256  # of a C++ object, and of what lies behind it
 _WORD = 8
 _OB_TYPE = ctypes.sizeof(ctypes.c_ssize_t)
 _CUDA = 1
@@ -194,12 +194,12 @@ class Guard:
         in_object = [
             at
             for at in range(2 * _WORD, torch.Tensor.__basicsize__, _WORD)
-            if all(_word(id(tensor) + at) == tensor._cdata for tensor in everything)
+            if all(read_word(id(tensor), at) == tensor._cdata for tensor in everything)
         ]
-        in_tensor = _offsets(_WORD, lambda at: all(_word(t._cdata + at) == keys_of(t) for t in everything))
+        in_tensor = _offsets(_WORD, lambda at: all(read_word(t._cdata, at) == keys_of(t) for t in everything))
         known = views + watched
         autograd = _offsets(
-            _WORD, lambda at: all(_word(t._cdata + at) for t in known) and not any(_word(t._cdata + at) for t in plain)
+            _WORD, lambda at: all(read_word(t._cdata, at) for t in known) and not any(read_word(t._cdata, at) for t in plain)
         )
         if len(in_object) != 1 or len(in_tensor) != 1 or len(autograd) != 1:
             return self._not_one("keys", implementation=in_object, keys=in_tensor, autograd=autograd)
@@ -216,9 +216,9 @@ class Guard:
 
         PyTorch exports the latter as bytes.
         """
-        size = _SCANNED_BYTES - _WORD
         tensors = {dtype: made for dtype in samples.dtypes() if (made := samples.tensors_of(dtype))}
-        memory = {dtype: [ctypes.string_at(t._cdata, size) for t in made] for dtype, made in tensors.items()}
+        memory = {dtype: [read_bytes(t._cdata, _SCANNED_BYTES) for t in made] for dtype, made in tensors.items()}
+        size = min(len(each) for of in memory.values() for each in of)
 
         def numbers(at: int) -> dict:
             return {dtype: {each[at] & 63 for each in of} for dtype, of in memory.items()}
@@ -254,11 +254,11 @@ class Guard:
         tensors = [*samples.plain_tensors(), *samples.views(), *samples.watched_tensors(), freed, shrunk]
         storages = [t.untyped_storage() for t in tensors]
         data, size = [s.data_ptr() for s in storages], [s.nbytes() for s in storages]
-        at = _offsets(_WORD, lambda at: all(_word(t._cdata + at) == s._cdata for t, s in zip(tensors, storages, strict=True)))
+        at = _offsets(_WORD, lambda at: all(read_word(t._cdata, at) == s._cdata for t, s in zip(tensors, storages, strict=True)))
 
         def inside(wanted: list[int]) -> list[int]:
             found = range(_WORD, 10 * _WORD, _WORD)  # not the first word: in a C++ object it may be the vtable pointer
-            return [at for at in found if all(_word(s._cdata + at) == w for s, w in zip(storages, wanted, strict=True))]
+            return [at for at in found if all(read_word(s._cdata, at) == w for s, w in zip(storages, wanted, strict=True))]
 
         if len(at) != 1 or not inside(data) or len(inside(size)) != 1:
             return self._not_one("storage", storage=at, address=inside(data)[:1], size=inside(size))
@@ -268,7 +268,7 @@ class Guard:
     def _find_views(self) -> bool:
         """Find sizes, strides, their number, the offset in the storage; check the views read there against PyTorch's answers."""
         def at_all(tensors: list, wanted) -> list[int]:
-            return _offsets(_WORD, lambda at: all(_word(t._cdata + at) == wanted(t) for t in tensors))
+            return _offsets(_WORD, lambda at: all(read_word(t._cdata, at) == wanted(t) for t in tensors))
 
         unusual = samples.unusual()
         ndim = at_all(unusual, lambda t: t.dim())
@@ -276,7 +276,7 @@ class Guard:
 
         def counted(count: int, read) -> list[int]:
             of = [tensor for tensor in unusual if tensor.dim() <= count]
-            return _offsets(_WORD, lambda at: all(_words(t._cdata + at, t.dim()) == read(t) for t in of))
+            return _offsets(_WORD, lambda at: all(_words(t._cdata, at, t.dim()) == read(t) for t in of))
 
         inline = max((n for n in range(1, 9) if counted(n, lambda t: [*t.size()])), default=0)
         sizes, strides = counted(inline, lambda t: [*t.size()]), counted(inline, lambda t: [*t.stride()])
@@ -303,68 +303,76 @@ class Guard:
         wanted += [(samples.without_memory(f"cuda:{index}"), numbers.CUDA.value, index) for index in (0, 1, 5)]
         return _offsets(1, lambda at: all(self._device(tensor, at) == (kind, index) for tensor, kind, index in wanted))
 
-    def _device(self, tensor, at: int) -> tuple[int, int]:
-        return _byte(tensor._cdata + at), ctypes.c_int8.from_address(tensor._cdata + at + 1).value
+    def _device(self, tensor, at: int) -> tuple[int | None, int | None]:
+        index = read_byte(tensor._cdata, at + 1)
+        return read_byte(tensor._cdata, at), index if index is None or index < 128 else index - 256
 
     def reads(self, tensor) -> bool:
         """Whether the view that lies in a tensor's memory is the one that PyTorch tells of.
 
         Tensors on a GPU are read in memory once this has been so for one of them.
         """
-        native = self.native
+        told, read = self._views(tensor)
+        return read is not None and told == read
+
+    def _views(self, tensor) -> tuple[Any, Any]:
+        """Dimensions, address, sizes, strides and bits: as PyTorch tells of them, and as they lie in memory.
+
+        None for either that cannot be had. The bits are PyTorch's where memory does not have to tell.
+        """
+        native, at = self.native, tensor._cdata
         try:
             with without_modes():
                 count, itemsize = tensor.dim(), tensor.element_size()
-                told = tensor.data_ptr(), [*tensor.size()], [*tensor.stride()]
+                told = count, tensor.data_ptr(), [*tensor.size()], [*tensor.stride()], 8 * itemsize
                 device_type, device_id = tensor.__dlpack_device__()
-        except Exception:  # a kind of tensor without memory
-            return False
+        except Exception as error:  # a kind of tensor without memory
+            reraise_passing(error)
+            return None, None
         kind, index = self._device(tensor, native.device)
         is_on_cpu = (device_type, device_id, kind) == (DLDeviceType.kDLCPU, 0, 0)
         if not is_on_cpu and (kind != _CUDA or device_id != index or device_type not in _CUDA_IN_DLPACK):
-            return False
-        at = tensor._cdata
-        sizes, strides = at + native.sizes, at + native.strides
+            return told, None
+        lies, sizes, strides = at, native.sizes, native.strides
         try:
-            owner = checked_address(_word(at + native.storage), _SCANNED_BYTES)
+            data = _known_word(_address(at, native.storage), native.storage_data)
+            offset, number = _known_word(at, native.storage_offset), _known_word(at, native.element_type)
             if count > native.inline_ndim:
-                sizes = checked_address(_word(sizes), _SCANNED_BYTES)
-                strides = sizes + _WORD * count
+                lies, sizes, strides = _address(at, native.sizes), 0, _WORD * count
         except ValueError:
-            return False
-        read = _word(owner + native.storage_data) + _word(at + native.storage_offset) * itemsize
-        seen = read if tensor.numel() else 0, _words(sizes, count), _words(strides, count)
-        field = self._elements[_word(at + native.element_type) & 63]
-        bits = (field >> 8 & 0xFF) * (1 + (field >> 16))
-        is_right = _word(at + native.ndim) == count and seen == told and bits in (0, 8 * itemsize)
-        if is_right and not is_on_cpu:
+            return told, None
+        address = data + offset * itemsize if tensor.numel() else 0
+        field = self._elements[number & 63]
+        bits = (field >> 8 & 0xFF) * (1 + (field >> 16)) or 8 * itemsize
+        read = read_word(at, native.ndim), address, _words(lies, sizes, count), _words(lies, strides, count), bits
+        if read == told and not is_on_cpu:
             for number in range(GUARDS):
                 self._guards[number].cuda = int(device_type)
-        return is_right
+        return told, read
 
-    def is_wrong_about(self, tensor) -> bool:
-        """Whether native code would read the view of a tensor on the CPU in memory, but not as PyTorch tells.
+    def why_wrong_about(self, tensor) -> str:
+        """Why native code would not read the view of a tensor on the CPU in memory as PyTorch tells; "" if it would.
 
-        It would not read one with odd keys there, nor one whose storage PyTorch checks at each access.
+        It reads none with odd keys there, nor one whose storage PyTorch checks at each access.
         """
         import torch
 
         native = self.native
         if not self.knows_views or self.reads(tensor) or keys_of(tensor) & native.odd_keys:
-            return False
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or self.reads(tensor):
-            return False  # a subclass may tell anything; another thread may have changed the tensor in between
-        try:
-            storage = checked_address(_word(tensor._cdata + native.storage), _SCANNED_BYTES)
-        except ValueError:
-            return True
+            return ""
+        told, read = self._views(tensor)
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or told == read or (told, read) != self._views(tensor):
+            return ""  # a subclass may tell anything; another thread may change the tensor meanwhile
         with without_modes():
-            return tensor.device.type == "cpu" and not _byte(storage + native.storage_checked)
+            is_on_cpu = tensor.device.type == "cpu"
+        if not is_on_cpu or (read and read_byte(_address(tensor._cdata, native.storage), native.storage_checked)):
+            return ""
+        return f"a tensor of this process was read otherwise than PyTorch tells: {read}, not {told}"
 
-    def distrust(self) -> None:
+    def distrust(self, why: str) -> None:
         """Let native code read no view in memory from now on."""
         self.knows_views = False
-        self.why["views"] = "a tensor of this process was read otherwise than PyTorch tells"
+        self.why["views"] = why
         self._set(ndim=0)
         for number in range(GUARDS):
             self._guards[number].ndim = 0
@@ -389,11 +397,11 @@ class Guard:
         in_object = [
             at
             for at in range(2 * _WORD, torch.UntypedStorage.__basicsize__, _WORD)
-            if all(_word(id(storage) + at) == storage._cdata for storage in storages)
+            if all(read_word(id(storage), at) == storage._cdata for storage in storages)
         ]
 
-        def read(tensors: list, at: int) -> set[int]:
-            return {_byte(tensor.untyped_storage()._cdata + at) for tensor in tensors}
+        def read(tensors: list, at: int) -> set[int | None]:
+            return {read_byte(tensor.untyped_storage()._cdata, at) for tensor in tensors}
 
         checked = [at for at in range(_WORD, 10 * _WORD) if read(ones, at) == {1} and read(zeros, at) == {0}]
         if len(in_object) != 1 or len(checked) != 1:
@@ -412,7 +420,8 @@ class Guard:
         after = [_bytes_of(storage) for storage in fixed]
         others = [(storage.resizable(), _bytes_of(storage)) for storage in storages]
         known = [*((True, seen) for seen in before), *((False, seen) for seen in after), *others]
-        found = [at for at in range(_WORD, 10 * _WORD) if all(seen[at] == is_movable for is_movable, seen in known)]
+        places = range(_WORD, min(len(seen) for _, seen in known))
+        found = [at for at in places if all(seen[at] == is_movable for is_movable, seen in known)]
         return found[0] if len(found) == 1 else 0
 
     def _find_autograd(self) -> bool:
@@ -424,7 +433,7 @@ class Guard:
 
         def flag(ones: list, zeros: list) -> list[int]:
             read = [(self._known(tensor), 1) for tensor in ones] + [(self._known(tensor), 0) for tensor in zeros]
-            return _offsets(1, lambda at: all(_byte(known + at) == wanted for known, wanted in read))
+            return _offsets(1, lambda at: all(read_byte(known, at) == wanted for known, wanted in read))
 
         # A byte of an address may be 1 in all leaves by chance, so the flag must also change when it is set and cleared.
         set_and_cleared = self._switched()
@@ -432,8 +441,8 @@ class Guard:
         is_view = [at for at in flag(views, cleared + leaves + results) if requires_grad and abs(at - requires_grad[0]) < _WORD]
         having, lacking = list(map(self._known, results)), list(map(self._known, leaves + cleared + unwatched_views))
         written = self._written(samples.watched_in_place)
-        grad_fn = [at for at in written if all(_word(k + at) for k in having) and not any(_word(k + at) for k in lacking)]
-        base = _offsets(_WORD, lambda at: all(_word(self._known(t) + at) == t._base._cdata for t in views))
+        grad_fn = [at for at in written if all(read_word(k, at) for k in having) and not any(read_word(k, at) for k in lacking)]
+        base = _offsets(_WORD, lambda at: all(read_word(self._known(t), at) == t._base._cdata for t in views))
         # `has_base` is behind `base`. All views have a base, so there is no example of a 0. It is the first byte of a word; the
         # first byte of an aligned address is never 1.
         has_base = [at for at in flag(views, []) if base and at >= base[0] + _WORD and at % _WORD == 0]
@@ -443,7 +452,9 @@ class Guard:
         duals = [samples.dual(), samples.dual()]
         differentiated = list(map(self._known, duals))
         written = self._written(samples.differentiated_in_place)
-        tangent = [at for at in written if all(_word(k + at) for k in differentiated) and not any(_word(k + at) for k in others)]
+        tangent = [
+            at for at in written if all(read_word(k, at) for k in differentiated) and not any(read_word(k, at) for k in others)
+        ]
         if not (len(requires_grad) == len(is_view) == 1 and grad_fn and tangent and base and has_base and switch):
             return self._not_one(
                 "autograd", requires_grad=requires_grad, is_view=is_view, grad_fn=grad_fn[:1], tangent=tangent[:1],
@@ -498,7 +509,7 @@ class Guard:
         for leaf in (used, torch.nn.Parameter(torch.ones(2)), torch.ones(1000, dtype=torch.float32, requires_grad=True)):
             for wanted in (False, True, False, True):
                 leaf.requires_grad_(wanted)
-                offsets = [at for at in offsets if _byte(self._known(leaf) + at) == wanted]
+                offsets = [at for at in offsets if read_byte(self._known(leaf), at) == wanted]
         return offsets
 
     def _written(self, change) -> list[int]:
@@ -513,29 +524,29 @@ class Guard:
         for length in (1, 2, 3, 30, 1000):
             tensor = torch.ones(length, dtype=torch.float32).requires_grad_().requires_grad_(False)
             known = self._known(tensor)
-            offsets = [at for at in offsets if not _word(known + at)]
+            offsets = [at for at in offsets if not read_word(known, at)]
             change(tensor)
             if self._known(tensor) != known:
                 return []
-            offsets = [at for at in offsets if _word(known + at)]
+            offsets = [at for at in offsets if read_word(known, at)]
         return offsets
 
     def _known(self, tensor) -> int:
         """The address of a tensor's autograd metadata. Raises ValueError if the word found is no address."""
-        return checked_address(_word(tensor._cdata + self.native.autograd), _SCANNED_BYTES)
+        return _address(tensor._cdata, self.native.autograd)
 
     def _is_watched(self, tensor) -> bool:
         """Read ``tensor.requires_grad`` from memory, as ``torch.guard`` does."""
         native = self.native
-        if not _word(tensor._cdata + native.autograd):
+        if not read_word(tensor._cdata, native.autograd):
             return False
         known = self._known(tensor)
-        watched = _byte(known + native.requires_grad) or _word(known + native.grad_fn)
-        if not watched and _byte(known + native.is_view):
-            known = _word(checked_address(_word(known + native.base), _SCANNED_BYTES) + native.autograd)
-            if known:
-                known = checked_address(known, _SCANNED_BYTES)
-                watched = _byte(known + native.requires_grad) or _word(known + native.grad_fn)
+        watched = read_byte(known, native.requires_grad) or read_word(known, native.grad_fn)
+        if not watched and read_byte(known, native.is_view):
+            base = _address(known, native.base)
+            if read_word(base, native.autograd):
+                known = _address(base, native.autograd)
+                watched = read_byte(known, native.requires_grad) or read_word(known, native.grad_fn)
         return bool(watched)
 
 
@@ -602,20 +613,28 @@ def _offsets(step: int, holds) -> list[int]:
     return [at for at in range(0, _SCANNED_BYTES, step) if holds(at)]
 
 
-def _bytes_of(storage) -> list[int]:
-    return [_byte(storage._cdata + at) for at in range(10 * _WORD)]
+def _bytes_of(storage) -> bytes:
+    return read_bytes(storage._cdata, 10 * _WORD)
 
 
-def _word(address: int) -> int:
-    return ctypes.c_ssize_t.from_address(address).value
+def _words(base: int, at: int, count: int) -> list[int | None]:
+    return [read_word(base, at + _WORD * i) for i in range(count)]
 
 
-def _words(address: int, count: int) -> list[int]:
-    return [_word(address + _WORD * i) for i in range(count)]
+def _known_word(base: int, at: int) -> int:
+    """The word at a place. Raises ValueError if there is no memory."""
+    word = read_word(base, at)
+    if word is None:
+        raise ValueError(f"there is no memory {at} bytes behind {base:#x}")
+    return word
 
 
-def _byte(address: int) -> int:
-    return ctypes.c_uint8.from_address(address).value
+def _address(base: int, at: int) -> int:
+    """The address of an object at a place. Raises ValueError if there is none."""
+    address = _known_word(base, at)
+    if not is_readable(address, _WORD):
+        raise ValueError(f"{address:#x} is no address of an object")
+    return address
 
 
 def keys_of(tensor) -> int:

@@ -337,8 +337,8 @@ def compare_memory(value) -> None:
     Once they differ, no tensor is read in memory, and the types are learnt anew. Tensors on a GPU are read there once one of them
     has been as PyTorch tells.
     """
-    if offsets.guard().is_wrong_about(value):
-        offsets.guard().distrust()
+    if why := offsets.guard().why_wrong_about(value):
+        offsets.guard().distrust(why)
         runtime().entries.remove_kind(TENSOR)
 
 

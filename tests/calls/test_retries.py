@@ -95,10 +95,11 @@ def test_what_is_verified_is_not_decided_by_it(error, monkeypatch):
         (readable.os, "pipe", fail, lambda: readable.checked_address(id(new), 8)),
     ]
     if torch is not None:
-        from fastexchange.torch import modes, offsets
+        from fastexchange.torch import dispatch_table, modes, offsets
 
         verified += [(offsets.Guard, "_find_keys", fail, offsets.guard.__wrapped__)]
         verified += [(modes, "alone", fail, each.__wrapped__) for each in (modes.why_no_modes, modes.why_no_counts)]
+        verified += [(dispatch_table, "alone", fail, dispatch_table.why_no_tables.__wrapped__)]
     for owner, name, value, function in verified:
         with monkeypatch.context() as patched, pytest.raises(type(error)):
             patched.setattr(owner, name, value)

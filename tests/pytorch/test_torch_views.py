@@ -3,8 +3,10 @@
 import contextlib
 import ctypes
 import functools
+import mmap
 import random
 import re
+import sys
 
 import numba
 import numpy as np
@@ -21,6 +23,7 @@ from oracle import check_same_as_njit, new_kernel, references_kept  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
 from fastexchange._abi import ffi  # noqa: E402
 from fastexchange.exchange.export import known  # noqa: E402
+from fastexchange.ground import readable  # noqa: E402
 from fastexchange.ground.native import address_of  # noqa: E402
 from fastexchange.torch import offsets as producer  # noqa: E402
 
@@ -109,6 +112,40 @@ def test_each_new_kind_of_tensor_is_checked(field, step, monkeypatch):
     assert all(map(producer.guard().reads, some))
 
 
+@needs_views
+@pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
+@pytest.mark.parametrize("place", ["storage", "sizes"])
+def test_an_object_at_the_end_of_memory(place):
+    """Behind a storage, or the extents of many dimensions, there may be nothing: only what is needed is asked for."""
+    guard, tensor = producer.guard(), torch.ones((2,) * 7)
+    at, pages = tensor._cdata + getattr(guard.native, place), mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    end = ctypes.addressof(ctypes.c_char.from_buffer(pages)) + mmap.PAGESIZE
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(end), mmap.PAGESIZE, 0) == 0
+    size = 80 if place == "storage" else 2 * 8 * tensor.ndim
+    pointer = ctypes.c_size_t.from_address(at)
+    own = pointer.value
+    ctypes.memmove(end - size, own, size)
+    pointer.value = end - size
+    try:
+        assert guard.reads(tensor)
+    finally:
+        pointer.value = own
+    assert [readable.read_word(end - 8, 8 * i) for i in (1, 2)] == [None, None] == [readable.read_byte(end - 1, 1)] * 2
+    assert readable.read_bytes(end - 8, 100) == bytes(ctypes.string_at(end - 8, 8))
+
+
+@needs_views
+def test_a_failure_that_passes_is_no_difference(monkeypatch):
+    def fails(self):
+        raise RecursionError("deep")
+
+    monkeypatch.setattr(torch.Tensor, "__dlpack_device__", fails)
+    with pytest.raises(RecursionError):
+        fast_args(lambda x: x.sum())(torch.ones(3))
+    monkeypatch.undo()
+    assert producer.guard().knows_views
+
+
 CHANGES = {
     "resize_": lambda x, rng, kept: x.resize_(rng.choice([(2, 3), (4,), (1, 2, 3, 1, 2, 2), (0,), ()])),
     "t_": lambda x, rng, kept: x.t_() if x.ndim < 3 else None,
@@ -169,19 +206,20 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
     at = 8 * rng.randrange(32)
     change = rng.choice([lambda word: word + 8, lambda word: 0, lambda word: word ^ 1, lambda word: word >> 8])
     moved = rng.choice([0, 8, -8])  # or all words from `at` on lie elsewhere
-    read, read_byte = producer._word, producer._byte
+    read_word, read_byte = producer.read_word, producer.read_byte
     heads, kept = set(), []
 
     def is_changed(address: int) -> bool:
         return any(head + at <= address < head + (256 if moved else at + 8) for head in heads)
 
-    def word(address: int) -> int:
-        if not is_changed(address):
-            return read(address)
-        return read(address + moved) if moved else ctypes.c_ssize_t(change(read(address))).value
+    def word(base: int, offset: int = 0) -> int | None:
+        if not is_changed(base + offset):
+            return read_word(base, offset)
+        found = read_word(base, offset + moved)
+        return found if moved or found is None else ctypes.c_ssize_t(change(found)).value
 
-    def byte(address: int) -> int:
-        return read_byte(address + moved) if is_changed(address) else read_byte(address)
+    def byte(base: int, offset: int) -> int | None:
+        return read_byte(base, offset + moved if is_changed(base + offset) else offset)
 
     class Tensor:
         """Notes where tensors and storages are."""
@@ -196,8 +234,8 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
     own = torch._C.TensorBase._cdata if seed % 2 else torch.UntypedStorage._cdata
     owner = torch.Tensor if seed % 2 else torch.UntypedStorage
     monkeypatch.setattr(owner, "_cdata", Tensor(), raising=False)
-    monkeypatch.setattr(producer, "_word", word)
-    monkeypatch.setattr(producer, "_byte", byte)
+    monkeypatch.setattr(producer, "read_word", word)
+    monkeypatch.setattr(producer, "read_byte", byte)
     found = producer.Guard()
     if found.knows_views:  # then nothing that matters has changed, or all was found where it now is
         assert all(map(found.reads, tensors()))
@@ -262,9 +300,9 @@ def test_memory_that_turns_out_otherwise_is_read_no_more():
         from fastexchange.torch import offsets as torch_offsets
         guard, first = torch_offsets.guard(), fastexchange.fast_args(lambda x: x.sum())
         assert {first(torch.ones(3)) for _ in range(4)} == {3} and guard.knows_views
-        torch_offsets.Guard.reads = lambda self, tensor: False
+        torch_offsets.Guard._views = lambda self, tensor: ((4,), (5,))
         for x in (torch.ones(3).to("meta"), torch._lazy_clone(torch.ones(3))):  # which native code does not read in memory
-            assert not guard.is_wrong_about(x)
+            assert not guard.why_wrong_about(x)
         assert {fastexchange.fast_args(lambda x: x[1])(torch.ones(3)) for _ in range(4)} == {1}
         assert not guard.knows_views and guard.native.ndim == 0
         assert {first(torch.ones(3)) for _ in range(4)} == {3} and first.counts().compiled == 1
