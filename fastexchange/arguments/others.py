@@ -57,7 +57,8 @@ _ITERABLES = (types.GeneratorType, *map(type, ({}.keys(), {}.values(), {}.items(
 
 _TRACED = (
     "it is a tracer, which has no elements, because JAX is tracing the function that it is in (jax.jit, jax.grad, jax.vmap, …); "
-    "call the kernel outside of that function, or let JAX call it when there are elements: jax.pure_callback(lambda x: "
+    "a kernel for the CPU that declares its outputs, fast_args(out=…), can be called there, not bound; call any other outside of "
+    "that function, or let JAX call it when there are elements: jax.pure_callback(lambda x: "
     "kernel(numpy.asarray(x)), jax.ShapeDtypeStruct(x.shape, x.dtype), x), with the result's shape and dtype"
 )
 

@@ -37,8 +37,8 @@ class Outputs:
         self.pattern, self._parameters, self._name = pattern, parameters, name
         self.first = len(parameters.names) - len(self.pattern.outputs)
         """The position of the first output."""
-        self._is_debugging = is_debugging()
-        self.program = None if self._is_debugging else native.words_of(self.pattern)
+        self.is_debugging = is_debugging()
+        self.program = None if self.is_debugging else native.words_of(self.pattern)
         if runtime().is_native:
             known(np.ndarray)  # files its allocator
 
@@ -54,7 +54,7 @@ class Outputs:
         """Make a call with `arguments`, in parameter order. ``make_call`` gets all arguments, and returns None."""
         completed, borrowed = self._complete(arguments, returns)
         result = make_call(completed)
-        for output in self.pattern.outputs if self._is_debugging else ():
+        for output in self.pattern.outputs if self.is_debugging else ():
             if self._is_omitted(arguments[output.position]):
                 report(completed[output.position], self._name, output.name)
         if result is not None:
@@ -95,7 +95,7 @@ class Outputs:
                 if target is not np.ndarray:
                     borrowed.add(output.position)
             self._check(output, made, shape)
-            if self._is_debugging:
+            if self.is_debugging:
                 fill(made)
             completed[output.position] = made
         return tuple(completed), borrowed

@@ -231,6 +231,8 @@ class Traced:
         kernel = self.kernel
         if kernel._is_interpreted:
             return "NUMBA_DISABLE_JIT is set"
+        if kernel._outputs is not None and kernel._outputs.is_debugging:
+            return "FASTEXCHANGE_DEBUG is set, so what is left of the outputs is looked at"
         if is_object_mode(kernel) or not compiles_as_numba(kernel) or not kernel._native.runtime.is_native:
             return kernel._native.runtime.why_not_native or "Numba compiles the kernel in another way"
         keys = self._keys

@@ -79,3 +79,19 @@ def test_operators():
     for call in (op, torch.ops.fx_test_filled.first):
         (message,) = warnings_of(lambda: call(torch.ones(3)))  # noqa: B023
         assert message.startswith("first(): 2 of 3 elements")
+
+
+@pytest.mark.skipif(jax is None, reason="JAX is not installed")
+def test_in_a_function_that_jax_compiles():
+    """Python makes the call then."""
+
+    @fast_args(out="x[n] -> y[n]")
+    def first(x, y):
+        y[0] = x[0]
+
+    x = jax.numpy.ones(3)
+    (message,) = set(warnings_of(lambda: jax.jit(lambda x: first(x) + 1)(x).block_until_ready()))
+    assert "first(): 2 of 3 elements of its output 'y' are still the NaN" in message
+    seen = []
+    jax.jit(lambda x: seen.append(first.explain(x)) or x)(x)
+    assert "FASTEXCHANGE_DEBUG" in str(seen[0])
