@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 
 import numba
 import numpy as np
@@ -379,22 +380,27 @@ def fill_with(x, k, y):
 
 
 def test_a_kernel_is_recompiled_while_compiled_functions_run():
-    compiled, failures = jax.jit(plus), []
+    compiled, ends, failures, calls = jax.jit(plus), threading.Event(), [], [0] * 3
     compiled(x8, 1.0).block_until_ready()
 
-    def work():
-        for _ in range(1000):
+    def work(number):
+        while not ends.is_set():
             try:
                 compiled(x8, 1.0).block_until_ready()
+                calls[number] += 1
             except Exception as error:
                 failures.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for each in threads:
         each.start()
-    while any(each.is_alive() for each in threads):
+    for _ in range(15):
         plus.recompile()
-    assert not failures
+        time.sleep(0.005)
+    ends.set()
+    for each in threads:
+        each.join()
+    assert not failures and all(calls)
 
 
 def test_a_kernel_is_recompiled_between_two_steps_of_a_call(monkeypatch):
