@@ -17,7 +17,7 @@ from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
 from ..ground.half import NotForHalf
 from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match
 from ..ground.omitted import OMITTED
-from ..ground.parameters import flatten, item_of
+from ..ground.parameters import flatten, item_of, with_items
 from ..ground.passing import may_pass
 from ..producers.framework import PLAIN, framework_of
 from ..producers.ndarray import dtype_of
@@ -245,7 +245,7 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
         refuse_value(kernel, position, value, why)
     elif kind.form == structs.FORM_TUPLE:
         items = [as_numba_takes_it(kernel, item_of(position, i), item, views) for i, item in enumerate(value)]
-        return tuple(items) if cls is tuple else cls._make(items)
+        return with_items(value, items)
     elif cls is list:  # also where native code leaves lists to Numba, because Numba's own are not laid out as expected
         return _list(kernel, position, value, views)
     elif issubclass(cls, np.ndarray):  # not isinstance(), which reads __class__

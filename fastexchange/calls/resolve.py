@@ -29,7 +29,7 @@ from ..ground import half
 from ..ground.dtypes import lacks_dtype
 from ..ground.native import address_of
 from ..ground.numba_code import runs_python
-from ..ground.numba_internals import can_compile, compile_result, compiles_as_numba, declared_signature
+from ..ground.numba_internals import can_compile, compile_result, compiles_as_numba, declared_signature, leaves_of
 from ..ground.parameters import find_item, flatten
 from ..ground.passing import reraise_passing
 from ..producers.framework import framework_of
@@ -181,7 +181,8 @@ class Resolver:
         Raises the exceptions of the call.
         """
         kernel, report = self.kernel, self.report
-        for _ in range(MAX_LOOKS + 2 * leaf_count(self.bound)):
+        new = sum(1 for position, value in enumerate(self.bound) for _ in flatten(position, value))  # objects that may be new
+        for _ in range(MAX_LOOKS + 2 * new):
             status = attempt(kernel, self.bound, flags, report)
             if status in self.ends or (status == structs.STATUS_UNKNOWN_SHAPE and flags & DRY_RUN):
                 return report
@@ -243,15 +244,6 @@ class Resolver:
             refuse(kernel, report.place(self.bound), self.bound, wording(status, report.tensor))
 
 
-def leaf_count(values: tuple) -> int:
-    """The number of objects that may be new in a call: its arguments and the items of tuples and lists."""
-    return sum(1 + leaf_count(value) if issubclass(type(value), tuple) else 1 + _items(value) for value in values)
-
-
-def _items(value) -> int:
-    return len(value) if type(value) is list else 0
-
-
 # ---- compiling -----------------------------------------------------------------------------------------------------
 
 
@@ -278,7 +270,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> Overload | None:
         unknown = error.position, error.field  # not the error, whose traceback holds this frame
     if unknown is not None:
         refuse_elements(kernel, bound, *unknown)
-    if any(map(_holds_function, given)):
+    if any(isinstance(each, types.FunctionType) for each in leaves_of(*given)):  # Numba passes a jitted function as a struct
         return None
     if not can_compile(kernel):
         given = tuple(map(as_declared, given))
@@ -350,13 +342,6 @@ def _without_warnings_of_lists(given: tuple):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaPendingDeprecationWarning)
         yield
-
-
-def _holds_function(numba_type: Any) -> bool:
-    """Whether a type is or contains ``types.FunctionType``, for which Numba passes a jitted function as a struct."""
-    if isinstance(numba_type, types.BaseTuple):
-        return any(map(_holds_function, cast(Any, numba_type)))
-    return isinstance(numba_type, types.FunctionType)
 
 
 def _keeps_the_value(given: Any, taken: Any) -> bool:

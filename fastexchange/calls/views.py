@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ground.parameters import with_items
 from ..producers.framework import framework_of
 from .results import as_target
 
@@ -48,8 +49,7 @@ class Views:
             for value, passed, _ in self._lists:
                 if result is passed:
                     return value
-            items = [self.returned(kernel, bound, item) for item in result]
-            return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
+            return with_items(result, [self.returned(kernel, bound, item) for item in result])
         if not issubclass(type(result), np.ndarray):
             return result
         if result.dtype.type is np.void and result.dtype.names is None:

@@ -18,7 +18,7 @@ import numpy as np
 from numba.core import types
 from numba.core.errors import NumbaWarning, TypingError
 
-from ..ground.numba_internals import AnalysisPass, NopythonTypeInference, register_pass, run_frontend
+from ..ground.numba_internals import AnalysisPass, NopythonTypeInference, leaves_of, register_pass, run_frontend
 from ..ground.numba_internals import numba_ir as ir
 
 __all__ = ["NEVER_WRITTEN", "add_pass", "check_outputs", "warn_of_lost_fractions"]
@@ -337,11 +337,8 @@ def _key_of(function) -> Any:
 
 def _is_way(numba_type: Any) -> bool:
     """Whether memory can be written to through values of a type, or is shown by them."""
-    if isinstance(numba_type, types.BaseTuple):
-        return any(map(_is_way, numba_type))  # type: ignore[call-overload]
-    if isinstance(numba_type, types.Optional):
-        return _is_way(numba_type.type)
-    return isinstance(numba_type.this if isinstance(numba_type, types.BoundFunction) else numba_type, (types.Array, *_WAYS))
+    parts = (each.this if isinstance(each, types.BoundFunction) else each for each in leaves_of(numba_type))
+    return any(isinstance(each, (types.Array, *_WAYS)) for each in parts)
 
 
 def _readonly_in(numba_type: Any, name: str) -> Any:

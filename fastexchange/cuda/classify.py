@@ -20,6 +20,7 @@ from ..exchange.errors import check_tensors, device_name, refuse_device, refuse_
 from ..ground.dlpack import DLDeviceType
 from ..ground.dtype_registry import key_of
 from ..ground.native import address_of
+from ..ground.parameters import with_items
 from ..ground.safe_repr import shown
 from ..producers.framework import framework_of
 from . import kinds
@@ -45,7 +46,6 @@ __all__ = [
     "is_for_package",
     "only_for_package",
     "paths",
-    "tuple_like",
     "unknown_to_package",
 ]  # fmt: skip
 
@@ -251,13 +251,8 @@ def for_package(info: ArgumentInfo):
     """An argument for the package's own launch. A tensor that requires grad is detached: PyTorch gives no interface of it."""
     value = info.value
     if info.kind == TUPLE:
-        return tuple_like(value, [for_package(item) for item in info.items])
+        return with_items(value, [for_package(item) for item in info.items])
     return framework_of(value).detached(value)
-
-
-def tuple_like(value: tuple, items: list) -> tuple:
-    """Make a tuple of the type of `value` with other items."""
-    return tuple(items) if type(value) is tuple else type(value)._make(items)  # type: ignore[attr-defined]
 
 
 # ---- devices ---------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from ..ground.cpython import CALLABLE_CONTEXT, NativeCallable
 from ..ground.dlpack import VERSION, DLDeviceType, DLPackFlag
 from ..ground.native import address_of, load, store
 from ..ground.once import once
+from ..ground.parameters import with_items
 from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
 from . import resets
 from .array_interface import ArrayInterface
@@ -33,7 +34,6 @@ from .classify import (
     add_stream,
     device_and_streams,
     flatten,
-    tuple_like,
 )
 from .kinds import VIEW
 from .streams import default_stream
@@ -109,7 +109,7 @@ def _export(kernel, info: ArgumentInfo, stream: int, stack: contextlib.ExitStack
     """Return the object that native code reads for an argument. `stack` releases the exports."""
     value = info.value
     if info.kind == TUPLE:
-        return tuple_like(value, [_export(kernel, item, stream, stack) for item in info.items])
+        return with_items(value, [_export(kernel, item, stream, stack) for item in info.items])
     try:
         if info.kind == DLPACK:
             return _from_dlpack(info, stream, stack)

@@ -8,7 +8,6 @@ arrays; constants are read from an array instead of being unserialized; referenc
 
 import enum
 import functools
-from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
@@ -26,6 +25,7 @@ from ..ground.numba_internals import (
     EnvironmentManager,
     global_compiler_lock,
     initialize_runtime,
+    leaves_of,
     runtime_library,
     set_exception,
     target_context,
@@ -104,22 +104,15 @@ def _size_of_result(return_type) -> int:
 
 def _holds_buffer(numba_type) -> bool:
     """Whether values of a type are or contain buffers other than arrays, such as a bytearray's. Numba cannot box these."""
-    if isinstance(numba_type, types.BaseTuple):
-        return any(map(_holds_buffer, cast(Any, numba_type).types))
-    if isinstance(numba_type, types.Optional):
-        return _holds_buffer(numba_type.type)
-    return isinstance(numba_type, types.Buffer) and not isinstance(numba_type, types.Array)
+    return any(isinstance(each, types.Buffer) and not isinstance(each, types.Array) for each in leaves_of(numba_type))
 
 
 def holds_array(numba_type) -> bool:
     """Whether values of a type are or contain arrays."""
-    if isinstance(numba_type, types.Array):
-        return True
-    if isinstance(numba_type, types.BaseTuple):
-        return any(map(holds_array, cast(Any, numba_type).types))
-    if isinstance(numba_type, types.Optional):
-        return holds_array(numba_type.type)
-    return isinstance(numba_type, (types.List, types.Set)) and holds_array(numba_type.dtype)
+    return any(
+        isinstance(each, types.Array) or (isinstance(each, (types.List, types.Set)) and holds_array(each.dtype))
+        for each in leaves_of(numba_type)
+    )
 
 
 def is_plain(numba_type) -> bool:

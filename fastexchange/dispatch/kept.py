@@ -5,11 +5,12 @@ call the frame takes them back (``frame.take_back``) if nothing can hold them: n
 code has run, no exception has an array, and the result is none, or numbers, or there is none.
 """
 
-from typing import Any, cast
+from typing import Any
 
 from numba.core import types
 
 from ..ground.numba_code import RUNS_PYTHON, boxes_arrays, runs_python
+from ..ground.numba_internals import leaves_of
 
 __all__ = ["KEEPS_NOTHING", "KEEPS_RESULT", "what_is_kept"]
 
@@ -26,17 +27,13 @@ _NUMBERS = types.Boolean, types.NoneType, types.Number
 def what_is_kept(taken: tuple, compiled) -> int:
     """KEEPS_NOTHING, KEEPS_RESULT, or 0 for unknown, of a compile result with these argument types."""
     library = compiled.library
-    if not all(map(_keeps_nothing, taken)) or runs_python(library) >= RUNS_PYTHON or boxes_arrays(library):
+    if not all(map(_keeps_nothing, leaves_of(*taken))) or runs_python(library) >= RUNS_PYTHON or boxes_arrays(library):
         return 0
     return KEEPS_NOTHING if isinstance(compiled.signature.return_type, _NUMBERS) else KEEPS_RESULT
 
 
 def _keeps_nothing(numba_type: Any) -> bool:
     """Whether no array can be stored in an argument of this type. A list of arrays counts if the kernel has not changed it."""
-    if isinstance(numba_type, types.Optional):
-        return _keeps_nothing(numba_type.type)
-    if isinstance(numba_type, types.BaseTuple):
-        return all(map(_keeps_nothing, cast(Any, numba_type).types))
     if isinstance(numba_type, types.List):
         return numba_type.reflected and isinstance(numba_type.dtype, types.Array)
     return isinstance(numba_type, _VALUES)

@@ -210,7 +210,7 @@ class KernelContext:
         if code.boxes == BOXES_ARRAYS:
             is_one = isinstance(code.compiled.signature.return_type, types.Array)
             overload.boxes_arrays = boxed_results.ONE if is_one else boxed_results.SEVERAL
-            overload.readonly_arrays = readonly_arrays(code.taken)
+            overload.readonly_arrays = readonly_arrays(code.given, code.taken)
         overload.enter = self.native.vectorcall_any
         if len(self._overloads) > self._buckets[0]:
             self._spread(4 * (1 + self._buckets[0]))

@@ -21,7 +21,7 @@ from numba.core import types
 from . import dtype_registry
 from .dlpack import field_of_type, type_of_field
 from .half.formats import FORMAT_KEYS
-from .numba_internals import has_representation
+from .numba_internals import has_representation, leaves_of
 from .passing import reraise_passing
 
 __all__ = [
@@ -199,10 +199,9 @@ def bits_of(field: int, storage: bool) -> np.dtype | None:
 
 def lacks_dtype(numba_type) -> bool:
     """Whether elements of a type, or of arrays in it, are numbers of ``half`` for which NumPy has no dtype: without ml_dtypes."""
-    if isinstance(numba_type, types.BaseTuple):
-        return any(map(lacks_dtype, cast(Any, numba_type).types))
-    form = getattr(numba_type.dtype if isinstance(numba_type, types.Array) else numba_type, "format", None)
-    return form is not None and dtype_registry.dtype_of(form.code, form.bits) is None
+    elements = (each.dtype if isinstance(each, types.Array) else each for each in leaves_of(numba_type))
+    formats = (getattr(each, "format", None) for each in elements)
+    return any(each is not None and dtype_registry.dtype_of(each.code, each.bits) is None for each in formats)
 
 
 def as_kernel_has_it(array: np.ndarray, dtype: np.dtype, storage: bool) -> np.ndarray:

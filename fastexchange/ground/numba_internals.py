@@ -20,7 +20,7 @@ import sysconfig
 import weakref
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import llvmlite.binding
 import numba
@@ -202,6 +202,17 @@ def runtime_library() -> Any:
     """The library of Numba's runtime, for linking."""
     _rtsys.initialize(cpu_target.target_context)
     return _rtsys.library
+
+
+def leaves_of(*numba_types) -> Iterator[Any]:
+    """The types that these consist of: of tuples those of their items, of an optional the one that it may be. In order."""
+    for each in numba_types:
+        if isinstance(each, types.BaseTuple):
+            yield from leaves_of(*cast(Any, each).types)
+        elif isinstance(each, types.Optional):
+            yield from leaves_of(each.type)
+        else:
+            yield each
 
 
 def fields_of(numba_type) -> list[tuple[str, Any]]:

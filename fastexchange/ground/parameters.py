@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .omitted import OMITTED
@@ -52,6 +52,12 @@ def flatten(position: int, value, depth: int = 0, entered: dict[int, Any] | None
         entered[id(value)] = value  # keeps it alive: a list may change meanwhile, and an address must not be used again
         for index, item in enumerate(nest.__getitem__(value, slice(None))):
             yield from flatten(item_of(position, index), item, depth + 1, entered)
+
+
+def with_items(value, items: Iterable):
+    """A tuple, named tuple or list like `value`, with other items."""
+    cls = type(value)
+    return cls._make(items) if hasattr(cls, "_make") else (list if isinstance(value, list) else tuple)(items)
 
 
 class Parameters:

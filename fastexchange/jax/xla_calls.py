@@ -5,7 +5,7 @@ argument that it writes to.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..ground.dlpack_types import DLDataType
 from ..ground.numba_internals import compiles_as_numba, is_object_mode
 from ..ground.omitted import OMITTED
 from ..ground.once import once
-from ..ground.parameters import flatten
+from ..ground.parameters import flatten, with_items
 from ..ground.safe_repr import type_name
 from ..ground.shape_notation import extents_of, shape_of
 from . import xla
@@ -118,7 +118,7 @@ class Traced:
             self._sources.append((batches.NOWHERE, None))
             self.is_native = self.is_native and isinstance(value, tuple)
             items = [self._read(each, position, (*path, i)) for i, each in enumerate(value)]
-            return tuple(_like(value, each) for each in (list(zip(*items, strict=True)) or [(), ()]))
+            return tuple(with_items(value, each) for each in (list(zip(*items, strict=True)) or [(), ()]))
         if is_traced_type(type(value)) or type(value) is array_type() or isinstance(value, np.ndarray):
             if isinstance(value, np.ndarray):
                 value = np.asarray(value, jax.dtypes.canonicalize_dtype(value.dtype))
@@ -201,7 +201,7 @@ class Traced:
     def with_operands(self, operands) -> list:
         """The arguments with other operands, and the defaults of those that are omitted."""
         given, defaults = iter(operands), self.kernel._parameters.defaults
-        return [defaults.get(at) if each is OMITTED else _with_items(each, given) for at, each in enumerate(self._bound)]
+        return [defaults.get(at) if each is OMITTED else _with_arrays(each, given) for at, each in enumerate(self._bound)]
 
     # ---- the call ------------------------------------------------------------------------------------------------------
 
@@ -223,7 +223,7 @@ class Traced:
         changed = iter(made[len(outputs) :])
         for position, value in enumerate(self._bound):
             if self.kernel._parameters.name_of(position) in self._changed:
-                outputs.append(_with_items(value, changed))
+                outputs.append(_with_arrays(value, changed))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def why_not_native(self) -> str:
@@ -282,7 +282,7 @@ class Traced:
             changed = [bound[position] for position, name in names if name in self._changed]
             made = self.kernel(*bound)
             outputs = [] if self._pattern is None else made if isinstance(made, tuple) else [made]
-            return [*outputs, *_arrays_in(changed)]
+            return [*outputs, *(each for _, each in flatten(0, changed) if isinstance(each, np.ndarray))]
 
         return jax.pure_callback(make, self.results, *operands, vmap_method="sequential")
 
@@ -332,21 +332,8 @@ def _check(is_equal, message: Callable[[], str]) -> None:
         raise ValueError(message())
 
 
-def _like(value, items: Sequence):
-    """A tuple or list with other items."""
-    return type(value)._make(items) if hasattr(value, "_make") else list(items) if isinstance(value, list) else tuple(items)
-
-
-def _with_items(value, arrays: Iterator):
+def _with_arrays(value, arrays: Iterator):
     """An argument with arrays in place of what stands for them."""
     if isinstance(value, (tuple, list)):
-        return _like(value, [_with_items(each, arrays) for each in value])
+        return with_items(value, [_with_arrays(each, arrays) for each in value])
     return next(arrays) if isinstance(value, _Operand) else value
-
-
-def _arrays_in(values) -> list:
-    """The arrays among values, and in their tuples and lists."""
-    found: list[np.ndarray] = []
-    for each in values:
-        found += _arrays_in(each) if isinstance(each, (tuple, list)) else [each] if isinstance(each, np.ndarray) else []
-    return found

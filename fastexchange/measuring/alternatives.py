@@ -12,6 +12,7 @@ from ..calls.kernel import FastKernel
 from ..exchange.convert import from_dlpack
 from ..ground.dlpack import VERSION
 from ..ground.numba_internals import plain_dispatcher
+from ..ground.parameters import with_items
 from ..producers.framework import framework_of
 from .timing import Statement
 
@@ -53,11 +54,8 @@ def _has_dlpack(value) -> bool:
 
 def _view(value):
     """Return a NumPy view, made once before the timing."""
-    if isinstance(value, tuple):
-        items = [_view(item) for item in value]
-        return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
-    if type(value) is list:
-        return [_view(item) for item in value]
+    if isinstance(value, tuple) or type(value) is list:
+        return with_items(value, [_view(item) for item in value])
     if isinstance(value, np.ndarray) or not _has_dlpack(value):
         return value
     return from_dlpack(framework_of(value).detached(value))

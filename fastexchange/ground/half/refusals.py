@@ -17,6 +17,7 @@ from ..numba_internals import (
     cpu_target,
     functions_of_numpy,
     infer_global,
+    leaves_of,
     supported_ufuncs,
 )
 from . import NotForHalf
@@ -39,13 +40,11 @@ _OF_BITS = "and_", "or_", "xor", "lshift", "rshift", "invert", "iand", "ior", "i
 
 def _contains_half(numba_type: Any) -> bool:
     """Whether a type is one of the formats', stands for one, or is of something that holds some."""
-    if isinstance(numba_type, types.BaseTuple):
-        return any(map(_contains_half, cast(Any, numba_type).types))
-    if isinstance(numba_type, types.Optional):
-        return _contains_half(numba_type.type)
-    if isinstance(numba_type, (types.Sequence, types.Array, types.DTypeSpec, types.Set)):
-        return _contains_half(cast(Any, numba_type).dtype)
-    return isinstance(numba_type, Half)
+    holders = types.Sequence, types.Array, types.DTypeSpec, types.Set
+    return any(
+        _contains_half(cast(Any, each).dtype) if isinstance(each, holders) else isinstance(each, Half)
+        for each in leaves_of(numba_type)
+    )
 
 
 def _counts_by_half(numba_type: Any) -> bool:
