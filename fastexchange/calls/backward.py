@@ -49,10 +49,11 @@ class Step:
         self.needs = [name for name in names if name not in given]
         known = {*arguments, *outputs, *(GRAD + name for name in outputs)}
         wrong = [name for name in self.needs if name not in known]
-        kind = "function" if self.is_function else "kernel"
+        self._kind = "function" if self.is_function else "kernel"
         if wrong:
             raise ValueError(
-                f"{what}: backward {kind} {self.name} has the parameter {wrong[0]!r}, which is none of {', '.join(sorted(known))}"
+                f"{what}: backward {self._kind} {self.name} has the parameter {wrong[0]!r}, which is none of "
+                f"{', '.join(sorted(known))}"
             )
         wrong = [name for name in given if not name.startswith(GRAD) or name[len(GRAD) :] not in arguments]
         if wrong:
@@ -63,21 +64,21 @@ class Step:
     def gradients(self, made, shapes: dict[int, tuple]) -> list:
         """The gradients for ``gives`` in what ``call`` has returned. `shapes`: of arguments that are arrays, by position.
 
-        Raises RuntimeError if a function returns another number, or a gradient of another shape.
+        Raises RuntimeError for another number of them, and for a gradient of another shape than in `shapes`.
         """
         found = list(made) if isinstance(made, (list, tuple)) else [made]
         if len(found) != len(self.gives):
             raise RuntimeError(
-                f"{self._what}: backward function {self.name} returned {len(found)} gradients, and the kernel has "
+                f"{self._what}: backward {self._kind} {self.name} returned {len(found)} gradients, and the kernel has "
                 f"{len(self._arguments)} arguments, {', '.join(self._arguments)}; return None for those without one"
             )
         for position, gradient in zip(self.gives, found, strict=True):
             shape = getattr(gradient, "shape", None)
-            if self.is_function and shape is not None and position in shapes and tuple(shape) != shapes[position]:
+            if shape is not None and position in shapes and tuple(shape) != shapes[position]:
                 name = self._arguments[position]
                 raise RuntimeError(
-                    f"{self._what}: backward function {self.name} returned a gradient of the shape {tuple(shape)} for {name!r}, "
-                    f"which has {shapes[position]}"
+                    f"{self._what}: backward {self._kind} {self.name} returned a gradient of the shape {tuple(shape)} for "
+                    f"{name!r}, which has {shapes[position]}"
                 )
         return found
 

@@ -15,6 +15,7 @@ from ..ground.numba_internals import has_representation, load_representations
 from ..ground.omitted import OMITTED
 from ..ground.parameters import item_of
 from ..ground.safe_repr import type_name
+from .writes import parameters_assigned_to
 
 __all__ = [
     "add_call", "check_items", "is_half", "not_declared", "raise_named", "why_none_takes", "why_not_compiled", "why_not_declared",
@@ -39,8 +40,7 @@ def why_not_compiled(error: BaseException, kernel, positional: list, named: dict
     line = f"{_call(kernel, positional, named)}: Numba cannot compile the kernel for these argument types."
     if any(map(is_half, [*positional, *named.values()])):
         line += " What it cannot do with numbers of half precision, it can do with x.astype(np.float32)."
-    if any(map(_is_readonly, [*positional, *named.values()])):
-        line += " If it writes to a readonly array: pass a copy; JAX's arrays are immutable: declare outputs, fast_args(out=...)."
+    line += _readonly_written(kernel, positional, named)
     line += " It says:"
     if isinstance(error, NotImplementedError):
         line = (
@@ -54,6 +54,22 @@ def is_half(value) -> bool:
     """Whether an argument, or its type, is of half precision."""
     numba_type: Any = _as_type(value)
     return hasattr(numba_type.dtype if isinstance(numba_type, types.Array) else numba_type, "format")
+
+
+def _readonly_written(kernel, positional: list, named: dict[str, Any]) -> str:
+    """What to do about a readonly array that the kernel assigns to; "" if there is none."""
+    names = map(kernel._parameters.name_of, range(len(positional)))
+    given = {**dict(zip(names, positional, strict=True)), **named}
+    found = [name for name in parameters_assigned_to(kernel.py_func) if name in given and _is_readonly(given[name])]
+    if not found:
+        return ""
+    outputs = [each.name for each in kernel._pattern.outputs] if kernel._pattern is not None else []
+    if found[0] in outputs:
+        return f" It writes to its output {found[0]!r}, and is given a readonly array: leave the output out."
+    return (
+        f" It writes to {found[0]!r}, a readonly array: pass one that is writable, such as numpy.array(...) of it, or write to "
+        "an output, fast_args(out=...)."
+    )
 
 
 def _is_readonly(value) -> bool:

@@ -214,11 +214,12 @@ def explain_seen(kernel, bound: tuple, framework: Framework) -> CallExplanation 
     """Return the explanation of a call that a framework makes; None if it does not."""
     paths = {position: path for position, value in enumerate(bound) if (path := framework.path_of(value))}
     try:
-        text = framework.called(kernel, bound)
+        text, types = framework.called(kernel, bound)
     except Exception as error:  # what the call raises
         reraise_passing(error)
-        return explained(kernel, bound, refusal(error), paths)
-    return explained(kernel, bound, Outcome("operator", text), paths) if text else None
+        text, types = "", [_UNKNOWN_YET if i in paths else _numba_name((), i, value) for i, value in enumerate(bound)]
+        return explained(kernel, bound, refusal(error)._replace(numba_types=types), paths)
+    return explained(kernel, bound, Outcome("operator", text, types), paths) if text else None
 
 
 def pickled(kernel) -> Content | None:
@@ -282,6 +283,7 @@ def _stored_as(kernel, key: int) -> str:
     return f", the bits of its elements, which are {elements_named(field)}"
 
 
+_UNKNOWN_YET = "what is known when the call is made"
 _UNSEEN = {structs.FORM_TENSOR: "an array", structs.FORM_TUPLE: "a tuple", structs.FORM_LIST: "a list"}
 
 

@@ -20,8 +20,9 @@ from numba.core.errors import NumbaWarning, TypingError
 
 from ..ground.numba_internals import AnalysisPass, NopythonTypeInference, leaves_of, register_pass, run_frontend
 from ..ground.numba_internals import numba_ir as ir
+from ..ground.passing import reraise_passing
 
-__all__ = ["NEVER_WRITTEN", "add_pass", "check_outputs", "warn_of_lost_fractions"]
+__all__ = ["NEVER_WRITTEN", "add_pass", "check_outputs", "parameters_assigned_to", "warn_of_lost_fractions"]
 
 NEVER_WRITTEN = "fastexchange_never_written"
 """The attribute of a code library with the names of the parameters that its kernel never writes to."""
@@ -109,6 +110,24 @@ def warn_of_lost_fractions(kernel, compiled) -> None:
                 f"type, out='... -> {name}[...]: float64'"
             )
             warnings.warn_explicit(message, NumbaWarning, place.filename, place.line or 0)
+
+
+def parameters_assigned_to(function) -> list[str]:
+    """The parameters of a function whose items it assigns to, as far as that is plain before types are inferred."""
+    try:
+        blocks = run_frontend(function).blocks.values()
+    except Exception as error:  # Numba does not read it
+        reraise_passing(error)
+        return []
+    statements = [statement for block in blocks for statement in block.body]
+    names: dict[str, str] = {}  # of variables that are a parameter
+    for each in statements:
+        if isinstance(each, ir.Assign) and isinstance(each.value, ir.Arg):
+            names[each.target.name] = each.value.name
+        elif isinstance(each, ir.Assign) and isinstance(each.value, ir.Var) and each.value.name in names:
+            names[each.target.name] = names[each.value.name]
+    written = [each.target.name for each in statements if isinstance(each, (ir.SetItem, ir.StaticSetItem))]
+    return list(dict.fromkeys(names[name] for name in written if name in names))
 
 
 class _Code:

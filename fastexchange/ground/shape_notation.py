@@ -74,7 +74,7 @@ class Pattern:
             self._wrong("it needs one '->', inputs on the left and outputs on the right")
         self.inputs: list[Input] = []
         self.numbers: dict[str, int] = {}
-        """The positions of the int parameters, by name."""
+        """The positions of the parameters that are extents, by name. Others without ``[]`` may be anything."""
         for name, dims, dtype in self._items(left):
             if dtype is not None:
                 self._wrong(f"{name!r} is an input: it has an element type already")
@@ -100,6 +100,9 @@ class Pattern:
         given = [*self.numbers.values(), *(each.position for each in self.inputs)]
         if any(given.count(position) > 1 or position >= len(names) - len(self.outputs) for position in given):
             self._wrong("a parameter stands in it twice")
+        unused = self.numbers.keys() - self._used()
+        self.numbers = {name: position for name, position in self.numbers.items() if name not in unused}
+        self.variables = [name for name in self.variables if name not in unused]
         self.program = self._program()
 
     def __str__(self) -> str:
@@ -121,6 +124,12 @@ class Pattern:
             found.append((match["name"], parts, match["dtype"]))
             end = match.end()
         return found
+
+    def _used(self) -> set:
+        """The names in dimensions."""
+        expressions = [dim for each in self.outputs for dim in each.dims if isinstance(dim, ast.expr)]
+        names = (node.id for dim in expressions for node in ast.walk(dim) if isinstance(node, ast.Name))
+        return {*names, *(dim for each in self.inputs for dim in each.dims)}
 
     def _position(self, name: str) -> int:
         if name not in self._names:

@@ -87,9 +87,10 @@ def _refusing(function: Callable, traced) -> Callable:
 
     @run.defjvp
     def refuse(primals, tangents):
+        outputs = "outputs, fast_args(out=...), with a " if traced.kernel._pattern is None else ""
         raise TypeError(
-            f"{traced.name}(): JAX differentiates this call, and the kernel declares no backward pass, fast_args(backward=...); "
-            "if no gradient belongs to it, pass jax.lax.stop_gradient() of its arguments"
+            f"{traced.name}(): JAX differentiates this call, and the kernel declares no {outputs}backward pass, "
+            "fast_args(backward=...); if no gradient belongs to it, pass jax.lax.stop_gradient() of its arguments"
         )
 
     return run

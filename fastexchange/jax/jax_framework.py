@@ -1,5 +1,7 @@
 """What JAX's arrays have besides their memory."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..arguments.kind import MEANINGS
@@ -59,15 +61,16 @@ class _JAX(Framework):
 
         return "xla" if is_traced([value]) else ""
 
-    def called(self, kernel, bound: tuple) -> str:
+    def called(self, kernel, bound: tuple) -> tuple[str, Sequence[str]]:
         from .xla_calls import Traced, is_traced
         from .xla_target import TARGET
 
         if kernel._is_numbas or not is_traced(bound):
-            return ""
-        why = Traced(kernel, bound).why_not_native()
+            return "", ()
+        traced = Traced(kernel, bound)
+        why = traced.why_not_native()
         by = f"Python makes it, jax.pure_callback: {why}" if why else f"XLA's function {TARGET!r} makes it, without Python"
-        return f"JAX traces this call; {by}"
+        return f"JAX traces this call; {by}", traced.kernel_types()
 
     def numpy_expression(self, tensor) -> str:
         return "np.asarray({})"

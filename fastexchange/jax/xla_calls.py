@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numba
 import numpy as np
 
 from ..calls.compile_ahead import precompile
@@ -188,7 +189,7 @@ class Traced:
             number = defaults.get(position) if given[position] is OMITTED else given[position]
             where = f"{self.argument(position)} is an extent in {str(pattern)!r}"
             if isinstance(number, _Operand):
-                raise TypeError(f"{where}, so it has to be known when JAX traces: jax.jit(..., static_argnames=...)")
+                raise TypeError(f"{where}, so it has to be an int when JAX traces: jax.jit(..., static_argnames=...)")
             if not isinstance(number, (int, np.integer)) or isinstance(number, bool):
                 raise TypeError(f"{where}: an int, not {type_name(type(number))}")
         shapes = [tuple(given[each.position].shape) for each in pattern.inputs]
@@ -197,6 +198,10 @@ class Traced:
             return pattern.shapes_of(list(map(int, numbers)), shapes, self.name)
         extents, rest = extents_of(pattern, tuple(given), defaults, self.name, _check)
         return [tuple(shape_of(output, extents, rest)) for output in pattern.outputs]
+
+    def kernel_types(self) -> list[str]:
+        """The names of the Numba types that the kernel gets."""
+        return ["its default" if each is OMITTED else str(numba.typeof(each)) for each in self._samples]
 
     def with_operands(self, operands) -> list:
         """The arguments with other operands, and the defaults of those that are omitted."""
@@ -304,9 +309,10 @@ def _undeclared(kernel, bound: tuple) -> str:
     name, function = kernel.__qualname__, kernel.py_func.__name__
     names = ", ".join(kernel._parameters.name_of(i) for i, value in enumerate(bound) if value is not OMITTED)
     return (
-        f"{name}(): JAX traces this call, and has to know what it returns: declare the outputs, "
-        f'fast_args(out="x[n] -> y[n]"), or the arguments that it writes to, fast_args(mutates=(...)); or let Python make the '
-        f"call: jax.pure_callback({function}, jax.ShapeDtypeStruct(shape, dtype), {names})"
+        f"{name}(): JAX traces this call, and has to know what it returns: declare the outputs, the last of its parameters, "
+        f'which it writes to, fast_args(out="x[n] -> y[n]"), or the arguments that it changes, fast_args(mutates=(...)); or, if '
+        f"it returns a new array, let Python make the call: jax.pure_callback({function}, "
+        f"jax.ShapeDtypeStruct(shape, dtype), {names})"
     )
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["PLAIN", "Framework", "framework_of", "framework_of_type", "framework_that_sees", "frameworks"]
@@ -110,9 +111,12 @@ class Framework:
         """How a call that the framework makes gets a value, in a word; "" if as any call does."""
         return ""
 
-    def called(self, kernel, bound: tuple) -> str:
-        """How :meth:`call` makes a call, for ``explain``; "" if it does not. Prepares it, as the call does."""
-        return ""
+    def called(self, kernel, bound: tuple) -> tuple[str, Sequence[str]]:
+        """How :meth:`call` makes a call, for ``explain``; "" if it does not. Prepares it, as the call does.
+
+        Also the names of the Numba types that the kernel gets, as far as they are known.
+        """
+        return "", ()
 
 
 PLAIN = Framework()

@@ -1,5 +1,7 @@
 """What PyTorch's tensors have besides what DLPack says of them."""
 
+from collections.abc import Sequence
+
 from ..producers.framework import Framework
 from . import modes
 from .checks import (
@@ -120,11 +122,11 @@ class _PyTorch(Framework):
             check_recorded(kernel, bound)
         return result
 
-    def called(self, kernel, bound: tuple) -> str:
+    def called(self, kernel, bound: tuple) -> tuple[str, Sequence[str]]:
         from .tracing import operator_of
 
         name = operator_of(kernel, bound)
-        return f"PyTorch sees this call, and makes it by torch.ops.fastexchange.{name}" if name else ""
+        return f"PyTorch sees this call, and makes it by torch.ops.fastexchange.{name}" if name else "", ()
 
     def numpy_expression(self, tensor) -> str:
         return "{}.detach().numpy()" if tensor.requires_grad else "{}.numpy()"
