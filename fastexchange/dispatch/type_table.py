@@ -145,12 +145,13 @@ class TypeTable:
             holder, kept = self._holders.pop(address, None), self._kept.pop(address, None)
         del holder, kept  # outside of the lock: their destructors may run any code
 
-    def remove_kind(self, kind) -> None:
-        """Remove all entries of a Kind."""
+    def remove_kind(self, kind) -> bool:
+        """Remove all entries of a Kind. Returns whether there were any."""
         with self._lock:
             addresses = [address for address, fields in self._fields.items() if fields.get("kind") == kind]
         for address in addresses:
             self.remove(address)
+        return bool(addresses)
 
     def _insert(self, address: int, fields: dict[str, Any], every: dict[str, Any], use: object) -> None:
         if address not in self._entries:

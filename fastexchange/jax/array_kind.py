@@ -1,12 +1,23 @@
-"""JAX's arrays as arguments: JAX gives a known array's address, and its shape and dtype are read in memory."""
+"""JAX's arrays as arguments: JAX gives a known array's address, and its shape and dtype are read in memory.
 
+That is right as long as no other thread runs Python code. Another may donate an array to a compiled function of JAX, and that
+writes to it, without the GIL, while a kernel reads it. And JAX gives no address of an array that is being donated: it waits, with
+the GIL, which the function may need. So once there is another thread, each call holds an export of each array. JAX waits for that
+without the GIL, and no function writes to what is exported.
+"""
+
+import ctypes
+import functools
+import sys
+
+import llvmlite.binding
 from numba import types
 
 from .._abi import ffi
 from ..arguments import buffer, dunder
 from ..arguments.kind import Discovery, Kind, reader
 from ..arguments.ndarrays import learn_dtype, lives_for_ever
-from ..arguments.tensors import find_tensor, if_odd, pack_found
+from ..arguments.tensors import export_row, find_tensor, if_odd, pack_found, read_tensor
 from ..dispatch import structs
 from ..dispatch.frame import ARRAY_BYTES
 from ..dispatch.pack import dtype_entry, flags_in_order, misaligned_bits
@@ -17,14 +28,17 @@ from ..dispatch.type_table import GOLDEN
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import OB_ITEM, OB_SIZE, Py_TYPE, PyErr_Occurred
+from ..ground.dlpack import CPU
 from ..ground.dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
     MAX_NDIM,
+    READONLY,
     delete_managed,
     dl_tensor_at,
     element_field,
     is_plain,
+    managed_at,
     refusal,
 )
 from ..ground.native import (
@@ -176,12 +190,26 @@ def is_in_c_order(tensor):
     return True
 
 
+@native
+def is_alone():
+    """Whether no other thread can run Python code."""
+    return c.PyThreadState_Next(c.PyInterpreterState_ThreadHead(c.PyInterpreterState_Get())) == 0
+
+
+@cfunction(types.intp)
+def is_only_thread():
+    """:func:`is_alone`, for Python."""
+    return types.intp(is_alone())
+
+
 @cfunction(types.intp, types.intp, types.intp, types.intp)
 def prepare(context_address, entry_address, ob):
     """``Kind.prepare``: wait until an array is computed, and make it known if it is on the CPU and in C order.
 
     GIL: held; released while JAX waits.
     """
+    if not is_alone():
+        return structs.STATUS_OK  # its reading says so
     entry = structs.entry_at(entry_address)
     jax = jax_at(entry.guard)
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
@@ -206,7 +234,7 @@ def prepare(context_address, entry_address, ob):
     is_sound = is_plain(tensor) or refusal(tensor) == structs.STATUS_OK
     is_array = is_sound and has_shape(tensor, shape) and is_in_c_order(tensor)
     if is_array and element_field(tensor) == key >> structs.DTYPE_SHIFT & structs.FIELD_MASK:
-        own = data_of(jax.pointer_name, ob)
+        own = data_of(jax.pointer_name, ob)  # at once: while there is the export nobody donates the array
         if own == data or data == 0:  # for an array without elements JAX exports none
             note_known(jax, ob, own)
     delete_managed(load(out))
@@ -214,9 +242,59 @@ def prepare(context_address, entry_address, ob):
 
 
 @native
-def is_only_thread():
-    """Whether no other thread can run Python code."""
-    return c.PyThreadState_Next(c.PyInterpreterState_ThreadHead(c.PyInterpreterState_Get())) == 0
+def computed_part(side, ob, is_known):
+    """A new reference to the part of an array on its only device, an array that nobody else has, computed. 0: there is none.
+
+    `is_known`: whether it has been computed before. GIL: held; released while JAX waits.
+    """
+    arguments = stack(2)
+    store(arguments, ob)
+    store(arguments + 8, load(side + 16))
+    part = c.PyObject_VectorcallMethod(load(side + 8), arguments, 2, 0)
+    if part == 0 or is_known:
+        return part
+    store(arguments, part)
+    computed = c.PyObject_VectorcallMethod(load(side + 24), arguments, 1, 0)
+    if computed != 0:
+        c.Py_DecRef(computed)
+        if count_of_devices(side, ob) == 1:
+            return part
+    c.Py_DecRef(part)
+    return 0
+
+
+@native
+def count_of_devices(side, ob):
+    """On how many devices an array is. -1 with an exception set if JAX does not tell."""
+    count = -1
+    sharding = c.PyObject_GetAttr(ob, load(side + 32))
+    number = c.PyObject_GetAttr(sharding, load(side + 40)) if sharding != 0 else 0
+    if number != 0:
+        count = c.PyLong_AsSsize_t(number)
+        c.Py_DecRef(number)
+    if sharding != 0:
+        c.Py_DecRef(sharding)
+    return count
+
+
+@native
+def export_part(side, part, out):
+    """Fill the pointer at `out` with an export of an array's part: by its buffer, or by JAX's function behind ``__dlpack__``.
+
+    The latter is for elements of half precision, on the CPU, if this JAX has the function. Returns 0, or -1.
+    """
+    failed = buffer.export(part, out)
+    function = load(side + 48)
+    if failed != 0 and function != global_address("_Py_NoneStruct"):
+        c.PyErr_Clear()
+        capsule = c.PyObject_CallOneArg(function, part)
+        if capsule != 0 and dunder.take(capsule, out) == 0:
+            managed_at(load(out)).flags = READONLY
+            failed = types.int32(0)
+            if dl_tensor_at(load(out) + DL_TENSOR).device.device_type != CPU:
+                delete_managed(load(out))
+                failed = types.int32(-1)
+    return failed
 
 
 @cfunction(types.int32, types.intp, types.intp)
@@ -224,8 +302,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     """Fill the pointer at `out` with an owning export of the array `py_object`, its buffer.
 
     While JAX makes that, without the GIL, another thread may delete the array, and JAX 0.10 aborts. So where there is another
-    thread, the export is that of the part on the only device, an array that nobody else has. The part is waited for first:
-    asked for an address before, JAX 0.10 waits with the GIL, which the computation may need. Where there is no buffer (on another
+    thread, the export is that of the part on the only device, an array that nobody else has. Where there is no buffer (on another
     device, elements of half precision), the array's ``__dlpack__`` makes the export, or raises.
 
     Returns: 0, or -1 with an exception set. Owns: the caller calls the deleter once. GIL: held; released while JAX waits.
@@ -234,21 +311,18 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     if side == 0:
         return types.int32(-1)
     failed = types.int32(-1)
-    if is_only_thread():
+    if is_alone():
         failed = buffer.export(py_object, out)
     else:
-        arguments = stack(2)
-        store(arguments, py_object)
-        store(arguments + 8, load(side + 16))
-        part = c.PyObject_VectorcallMethod(load(side + 8), arguments, 2, 0)
+        jax = jax_at(global_address("fastexchange_jax"))
+        is_computed = find_known(jax, py_object) != 0
+        part = computed_part(side, py_object, is_computed)
         if part != 0:
-            store(arguments, part)
-            computed = c.PyObject_VectorcallMethod(load(side + 24), arguments, 1, 0)
-            if computed != 0:
-                c.Py_DecRef(computed)
-                if data_of(load(side), py_object) != -1:
-                    failed = buffer.export(part, out)
+            failed = export_part(side, part, out)
             c.Py_DecRef(part)
+            if failed == 0 and not is_computed:
+                tensor = dl_tensor_at(load(out) + DL_TENSOR)
+                note_known(jax, py_object, tensor.data + types.intp(tensor.byte_offset))
     if failed != 0:
         c.PyErr_Clear()
         return dunder.export(py_object, out)
@@ -293,6 +367,8 @@ def read_jax(ob, entry, frame_address, word, array):
         if status != structs.STATUS_OK:
             return -status
         return pack_found(frame, entry, tensor, flags, origin, word, array)
+    if not is_alone():
+        return -structs.STATUS_UNKNOWN_TYPE  # its kind is another now: see `learn`
     is_read, data = is_known(jax, ob)
     if not is_read:
         return -(structs.STATUS_EXPORT if frame.flags & FLAG_PREPARED == 0 else if_odd(frame))
@@ -323,6 +399,8 @@ def jax_row(items, row_address, word, array_address, frame):
     if Py_TYPE(aval) != jax.aval_type or load(aval + jax.dtype) != row.expected[0]:
         return leave(row_address, frame, 0)
     shape = load(aval + jax.shape)
+    if not is_alone():
+        return leave(row_address, frame, 0)
     is_read, data = is_known(jax, ob)
     if not is_read or load(shape + OB_SIZE) != ndim:
         return leave(row_address, frame, 0)
@@ -375,11 +453,25 @@ def read_shape(context_address, entry, ob, shape, room):
 
 # ---- in Python -------------------------------------------------------------------------------------------------------
 
+def learn(value) -> bool:
+    """``Kind.learn``. Once there is another thread it forgets the kind :data:`ARRAY`, and the type is learnt anew."""
+    news = learn_dtype(value.aval.dtype)
+    if _is_only_thread() or not runtime().entries.remove_kind(ARRAY):
+        return news
+    return True
+
+
+PATH, MEANING = "jax", "JAX gives its address; shape and dtype are read in memory"
 ARRAY = Kind(
-    "jax", "JAX gives its address; shape and dtype are read in memory", structs.FORM_TENSOR, read_jax,
-    lambda fields: (jax_row,), fill_row, mark_array, read_shape, exports=structs.EXPORTS_IF_OWNING, prepare=prepare,
-    learn=lambda value: learn_dtype(value.aval.dtype),
+    PATH, MEANING, structs.FORM_TENSOR, read_jax, lambda fields: (jax_row,), fill_row, mark_array, read_shape,
+    exports=structs.EXPORTS_IF_OWNING, prepare=prepare, learn=learn,
 )  # fmt: skip
+HELD = Kind(
+    PATH, MEANING, structs.FORM_TENSOR, read_tensor, lambda fields: (export_row,), None, mark_array, read_shape,
+    exports=structs.EXPORTS_ALWAYS, learn=learn,
+)  # fmt: skip
+_state = for_ever(ffi.new("fx_jax *"))
+llvmlite.binding.add_symbol("fastexchange_jax", address_of(_state))
 
 
 @once
@@ -388,17 +480,28 @@ def _native():
     found = layout()
     assert isinstance(found, Layout)
     known = for_ever(ffi.new("fx_known_array[]", GROUP * GROUPS))
-    return for_ever(ffi.new("fx_jax *", {
+    _state[0] = {
         "aval": found.aval, "aval_type": id(found.aval_type), "shape": found.shape, "dtype": found.dtype,
         "pointer_name": id(POINTER_NAME), "known": address_of(known),
-    }))  # fmt: skip
+    }  # fmt: skip
+    return _state
+
+
+@functools.cache
+def _only_thread():
+    return ctypes.PYFUNCTYPE(ctypes.c_ssize_t)(is_only_thread.address)
+
+
+def _is_only_thread() -> bool:
+    return bool(_only_thread()())
 
 
 def __getattr__(name):
     """``PYTHON_SIDE``: the Python objects that native code needs, made on first access."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return POINTER_NAME, "addressable_data", 0, "block_until_ready"
+    to_dlpack = getattr(sys.modules.get("jaxlib._jax"), "buffer_to_dlpack_managed_tensor", None)
+    return POINTER_NAME, "addressable_data", 0, "block_until_ready", "sharding", "num_devices", to_dlpack
 
 
 def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
@@ -412,4 +515,7 @@ def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
         notes.append(f"JAX's arrays are not read natively: {found if isinstance(found, str) else runtime().why_not_native}")
         return None
     fields = {"managed": managed_tensor_from_py_object_no_sync.address, "guard": address_of(_native()), "asks_python": 1}
-    return Discovery(ARRAY, fields, notes)
+    if _is_only_thread():
+        return Discovery(ARRAY, fields, notes)
+    notes.append("each call holds an export of it, because another thread could donate it meanwhile")
+    return Discovery(HELD, fields, notes)

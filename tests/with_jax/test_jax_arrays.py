@@ -10,6 +10,7 @@ import pytest
 from frameworks import jax_with_64_bits, torch
 from interpreter import run_python
 from numba import njit
+from numba.core.errors import TypingError
 from oracle import is_same, new_kernel
 
 from fastexchange import explain, fast_args, from_dlpack
@@ -115,6 +116,65 @@ def test_deleted_and_donated_arrays_are_refused_as_by_jax(options):
         with pytest.raises(RuntimeError, match=r"argument 'x' \(position 0\) .*Array has been deleted with shape=float32\[4\]"):
             kernel(array)
     assert kernel(heir)[0] == 8
+
+
+DONATED = {
+    "a function that needs the GIL": """
+def sleeps(x):
+    time.sleep(0.01)
+    return float(x[0])
+
+@fast_args(mutates="w")
+def write(w):
+    with numba.objmode(s="float64"):
+        s = sleeps(w)
+    w[0] = s
+
+write, size = jax.jit(write, donate_argnums=0), 1000
+""",
+    "a function that needs no GIL": "write, size = jax.jit(lambda x: x + 1, donate_argnums=0), 1 << 20",
+}
+
+
+@pytest.mark.parametrize("write", DONATED)
+def test_an_array_that_another_thread_donates_while_a_kernel_reads_it(write):
+    """The call waits, or is refused as by JAX; it does not read what the function writes. The array has been read before."""
+    run_python(DONATED_BEFORE + DONATED[write] + DONATED_AFTER)
+
+
+DONATED_BEFORE = """
+import threading, time
+import jax, numba, numpy as np
+from fastexchange import fast_args
+
+@fast_args
+def spread(x):
+    low = high = x[0]
+    for _ in range(3):
+        for i in range(x.size):
+            low, high = min(low, x[i]), max(high, x[i])
+    return high - low
+"""
+DONATED_AFTER = """
+def donate(x, begins):
+    begins.set()
+    write(x).block_until_ready()
+
+ends = []
+donate(jax.numpy.zeros(size), threading.Event())
+for _ in range(30):
+    x, begins = jax.numpy.zeros(size), threading.Event()
+    assert spread(x) == 0
+    thread = threading.Thread(target=donate, args=(x, begins))
+    thread.start()
+    begins.wait()
+    try:
+        ends.append(spread(x))
+    except RuntimeError as error:
+        assert "deleted" in str(error) or "donated" in str(error), error
+    thread.join()
+assert set(ends) <= {0}, ends
+"""
 
 
 def test_an_array_that_is_deleted_while_jax_computes_it():
@@ -272,9 +332,34 @@ def test_outputs_of_all_sizes(size):
     assert len({each.unsafe_buffer_pointer() for each in made}) == 6
 
 
+@fast_args
+def writes(x):
+    same = x
+    same[0] = 1
+
+
+@fast_args(out="x[n] -> y[n]")
+def fills(x, y):
+    y[:] = x
+
+
+@fast_args
+def misspelt(x):
+    return y[0]  # noqa: F821
+
+
 def test_arrays_are_readonly():
-    with pytest.raises(Exception, match=r"If it writes to a readonly array: .* JAX's arrays are immutable: .*out="):
-        fast_args(lambda x: x.fill(1))(jnp.ones(3))
+    """Numba's error begins with what to do, if that is the reason. It also shows source code: only its first line is looked at."""
+    x = jnp.ones(3)
+    said = {
+        "It writes to 'x', a readonly array: pass one that is writable, such as numpy.array(...) of it": lambda: writes(x),
+        "It writes to its output 'y', and is given a readonly array: leave the output out": lambda: fills(x, x),
+        "for these argument types. It says:": lambda: misspelt(x),
+    }
+    for words, call in said.items():
+        with pytest.raises(TypingError) as info:
+            call()
+        assert words in str(info.value).partition("\n")[0]
 
 
 def test_threads():
