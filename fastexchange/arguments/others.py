@@ -40,6 +40,7 @@ _INSTEAD = {
     ("scipy", "spmatrix"): "pass its .toarray(), or the arrays that it consists of",
     ("scipy", "sparray"): "pass its .toarray(), or the arrays that it consists of",
     ("PIL", "Image"): "pass numpy.asarray(…) of it",
+    ("jax", "PRNGKeyArray"): "pass jax.random.key_data(…) of it",
     ("torch", "Proxy"): "it is a Proxy, by which torch.fx.symbolic_trace records operators: call the kernel as one, "
     "as_torch_op(), or from a function that torch.fx.wrap names",
 }

@@ -94,6 +94,7 @@ def interpreted(declared):
     for name, value in kernel_options._asdict().items():
         setattr(of_call, name, value)
     of_call.py_func, of_call.bind, kernel._decorated = func, bind, call
+    of_call.__signature__ = declared.signature
     of_call.precompile = lambda *calls: []
     of_call.explain, of_call.counts, of_call.recompile = explain, lambda: KernelCounts(0, calls, 0), lambda: None
     of_call.signatures, of_call.stats = [], SimpleNamespace(cache_path=None, cache_hits=Counter(), cache_misses=Counter())

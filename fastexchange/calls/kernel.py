@@ -327,6 +327,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         """Set the options. Raises TypeError or ValueError if they do not fit the parameters."""
         self._kernel_options, self._declared = kernel_options, OptionsOf(kernel_options, self.py_func)
         self._declared.check()
+        if kernel_options.out is not None:
+            self.__signature__ = self._declared.signature
         if kernel_options.out is not None or kernel_options.mutates is not None:
             declaring[id(self)] = self
             for framework in frameworks():

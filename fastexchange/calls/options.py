@@ -122,6 +122,14 @@ class OptionsOf:
         """The parameters, of which the declared outputs may be omitted."""
         return Parameters(self.function, 0 if self.pattern is None else len(self.pattern.outputs))
 
+    @property
+    def signature(self) -> inspect.Signature:
+        """The signature of calls: outputs may be left out."""
+        found = inspect.signature(self.function)
+        outputs = {each.name for each in self.pattern.outputs} if self.pattern is not None else set()
+        given = [each.replace(default=None) if each.name in outputs else each for each in found.parameters.values()]
+        return found.replace(parameters=given)
+
     @cached_property
     def outputs(self):
         """The ``Outputs`` that ``out`` declares; None without it."""

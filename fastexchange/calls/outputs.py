@@ -63,9 +63,9 @@ class Outputs:
                 f"{type_name(type(result))}"
             )
         if borrowed:
-            target = self._target(arguments, returns)
+            like = self._like(arguments, returns)
             completed = tuple(
-                as_target(value, target, self._name, NEW) if position in borrowed else value
+                as_target(value, like, self._name, NEW) if position in borrowed else value
                 for position, value in enumerate(completed)
             )
         return self.of(completed)
@@ -81,7 +81,8 @@ class Outputs:
         inputs whose types determine no output's, and the allocator's exceptions.
         """
         shapes, dtypes = self._read(arguments)
-        target = tensor_type(self._target(arguments, returns))
+        like = self._like(arguments, returns)
+        target = tensor_type(like if isinstance(returns, type) else type(like))
         completed = list(arguments)
         borrowed = set()
         for output, shape in zip(self.pattern.outputs, shapes, strict=True):
@@ -110,12 +111,12 @@ class Outputs:
         if given != shape:
             raise ValueError(f"{self._argument(output.position)}: its shape is {given}, and must be {shape} ({self.pattern})")
 
-    def _target(self, arguments: tuple, returns) -> type:
+    def _like(self, arguments: tuple, returns):
+        """The tensor, or the type, that says what outputs are allocated."""
         if isinstance(returns, type):
             return returns
-        if returns is not None:
-            return type(arguments[self._parameters.names.index(returns)])
-        return type(arguments[self.pattern.inputs[0].position])
+        at = self.pattern.inputs[0].position if returns is None else self._parameters.names.index(returns)
+        return arguments[at]
 
     # ---- reading the inputs ------------------------------------------------------------------------------------------
 

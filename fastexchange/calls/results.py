@@ -44,20 +44,23 @@ def prepare() -> None:
     runtime().native.as_target, runtime().native.reflect = (id(for_ever(sys.intern(name))) for name in CALLED)
 
 
-def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 0):
-    """Convert an array that `kernel` has returned. `target`: the type to convert to; None: NumPy's.
+def as_target(array: np.ndarray, like, kernel: str, field: int = 0):
+    """Convert an array that `kernel` has returned to a tensor.
 
-    `field`: the elements' dtype field if the kernel got them as integers; NEW for an output, which nobody else has; else 0. An
-    array of a user's class stays as it is. If the array shows memory without an owner (a global array's, a record's, or at an
-    address), the tensor is a copy. Raises BufferError if the framework has no such tensor.
+    `like`: a tensor of its framework, beside which the new one lies, or a type of such; None: NumPy's. `field`: the elements'
+    dtype field if the kernel got them as integers; NEW for an output, which nobody else has; else 0. An array of a user's class
+    stays as it is. If it shows memory without an owner (a global array's, a record's, or at an address), the tensor is a copy.
+    Raises BufferError if the framework has no such tensor.
     """
     if type(array) is not np.ndarray:
         return array
     has_owner = array.base is not None or array.flags.owndata
     is_new = field == NEW
     field = 0 if is_new else field
+    is_type = issubclass(type(like), type)
+    target = like if is_type or like is None else type(like)
     if not field and target is not None and has_owner:
-        made = framework_of_type(target).tensor_of(array, is_new)
+        made = framework_of_type(target).tensor_of(array, is_new, None if is_type else like)
         if made is not None:
             return made
     what = f"{kernel}(): its result, an array of {dtype_of(array)}"

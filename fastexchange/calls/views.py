@@ -62,15 +62,16 @@ class Views:
             if viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
                 origin = tensor
                 result = result if view.dtype == viewed.dtype else result.view(view.dtype)
-        made = as_target(result, self._target(kernel, bound), kernel.__qualname__)
+        made = as_target(result, self._like(kernel, bound), kernel.__qualname__)
         return framework_of(made).with_elements_of(made, origin)
 
-    def _target(self, kernel, bound: tuple) -> type | None:
+    def _like(self, kernel, bound: tuple):
+        """The tensor, or the type, that says what new tensors are; None: there is none."""
         if isinstance(kernel.returns, type):
             return kernel.returns
         if kernel.returns is not None:
-            return type(bound[kernel._parameters.names.index(kernel.returns)])
-        return type(self._tensors[0][0]) if self._tensors else None
+            return bound[kernel._parameters.names.index(kernel.returns)]
+        return self._tensors[0][0] if self._tensors else None
 
 
 def _is_same(array: np.ndarray, other: np.ndarray) -> bool:

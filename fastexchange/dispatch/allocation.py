@@ -123,13 +123,15 @@ def read_shape(context_address, runtime, ob, shape, room):
 
 @native
 def target_of(context, args):
-    """The type of the outputs that are allocated; `args`: in parameter order."""
-    if context.returns_position >= 0:
-        return Py_TYPE(load(args + 8 * context.returns_position))
+    """The type of the outputs that are allocated, and the argument that has it, or again the type. `args`: in parameter order."""
     if context.returns_type != 0:
-        return context.returns_type
+        return context.returns_type, context.returns_type
+    if context.returns_position >= 0:
+        like = load(args + 8 * context.returns_position)
+        return Py_TYPE(like), like
     inputs = context.outputs + 8 * (1 + load(context.outputs))  # behind the numbers: how many there are, and their positions
-    return Py_TYPE(load(args + 8 * load(inputs + 8)))
+    like = load(args + 8 * load(inputs + 8))
+    return Py_TYPE(like), like
 
 
 @native
@@ -138,13 +140,13 @@ def become_tensors(context, runtime, args, made):
 
     Returns: whether that succeeded; if not, an exception is set. Owns: `args` has all outputs' references, or 0.
     """
-    target = target_of(context, args)
+    target, like = target_of(context, args)
     if target == runtime.ndarray:
         return True
     for i in range(context.output_count):
         output = args + 8 * (context.parameter_count - context.output_count + i)
         if made >> i & 1 != 0 and Py_TYPE(load(output)) == runtime.ndarray:
-            store(output, as_target(context, runtime, load(output), target, NEW))
+            store(output, as_target(context, runtime, load(output), like, NEW))
             if load(output) == 0:
                 return False
     return True
@@ -208,7 +210,7 @@ def make_outputs(context_address, runtime, args, made):
     if not compute_shapes(context, at, shapes, variables, scratch, wanted):
         return False
     # 3. Make each output, or check its shape.
-    target = target_of(context, args)
+    target, _ = target_of(context, args)
     shape = wanted
     for i in range(context.output_count):
         at += 8

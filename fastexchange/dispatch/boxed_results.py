@@ -147,17 +147,18 @@ def is_same(words, at, ndim):
 
 @native
 def target_of(frame):
-    """The type that the result's arrays become; 0: NumPy's."""
+    """The type that the result's arrays become, 0 for NumPy's, and the argument that has it, or again the type."""
     context = structs.context_at(frame.context)
     if context.returns_type != 0:
-        return context.returns_type
+        return context.returns_type, context.returns_type
     if context.returns_position >= 0:
-        return Py_TYPE(load(frame.args + 8 * context.returns_position))
+        like = load(frame.args + 8 * context.returns_position)
+        return Py_TYPE(like), like
     for i in range(frame.array_count):
         origin = structs.array_at(frame.arrays + ARRAY_BYTES * i).origin
         if origin & 3 != structs.ORIGIN_STRING:
-            return Py_TYPE(origin & -4)
-    return 0
+            return Py_TYPE(origin & -4), origin & -4
+    return 0, 0
 
 
 @native
@@ -262,7 +263,7 @@ def box_array(frame_address, at, ndim, field, is_mutable):
             field = given
     if i >= 0:
         give_owner(runtime, frame, i)  # code from here on may free the argument
-    target = target_of(frame)
+    target, _ = target_of(frame)
     entry = find(runtime, target) if target != 0 else 0
     if entry == 0 or structs.entry_at(entry).to_object == 0:
         return BY_NUMBA
@@ -276,11 +277,11 @@ def box_array(frame_address, at, ndim, field, is_mutable):
 
 
 @native
-def as_target(context, runtime, array, target, elements):
-    """Convert an ndarray to a tensor of the type `target`, 0 for NumPy's, by ``calls.results.as_target``. Consumes the array.
+def as_target(context, runtime, array, like, elements):
+    """Convert an ndarray to a tensor by ``calls.results.as_target``. Consumes the array.
 
-    `elements`: the dtype field of the elements, if the kernel had their bits; NEW for an output; else 0. Returns a new reference;
-    0 with an exception set.
+    `like`: a tensor, or a type, of its framework; 0: NumPy's. `elements`: the elements' dtype field, if the kernel had their
+    bits; NEW for an output; else 0. Returns a new reference; 0 with an exception set.
     """
     made = 0
     field = c.PyLong_FromSsize_t(elements)
@@ -288,7 +289,7 @@ def as_target(context, runtime, array, target, elements):
         arguments = stack(5)
         store(arguments, runtime.results)
         store(arguments + 8, array)
-        store(arguments + 16, target if target != 0 else global_address("_Py_NoneStruct"))
+        store(arguments + 16, like if like != 0 else global_address("_Py_NoneStruct"))
         store(arguments + 24, context.name)
         store(arguments + 32, field)
         made = c.PyObject_VectorcallMethod(runtime.as_target, arguments, 5, 0)
@@ -310,12 +311,12 @@ def finish_array(frame_address, array):
         return note_failure(frame)
     if frame.error[0] != 0:
         return array
-    target = target_of(frame)
+    target, like = target_of(frame)
     entry = find(runtime, target) if target != 0 else 0
     form = structs.kind_at(structs.entry_at(entry).kind).form if entry != 0 else 0
     if frame.elements == 0 and (target == 0 or form == structs.FORM_ARRAY):
         return array
-    made = as_target(context, runtime, array, target, frame.elements)
+    made = as_target(context, runtime, array, like, frame.elements)
     return made if made != 0 else note_failure(frame)
 
 

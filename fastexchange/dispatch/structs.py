@@ -85,7 +85,7 @@ typedef struct {
     int64_t call_cached;        /* vectorcallfunc with two more arguments, fx_context *, fx_overload *: of cached calls */
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
     int64_t box_result, box_array, finish_array, delete_result;     /* of results, by its names */
-    int64_t results, as_target; /* PyObject *, a module and a function's name: (ndarray, type or None, kernel's name) -> result */
+    int64_t results, as_target; /* PyObject *, a module and a function's name: (ndarray, like, kernel's name, field) -> result */
     int64_t reflect;            /* PyObject *, another's name: see lists.reflect_changes */
     int64_t release_items;      /* destructor of the items of a list */
     int64_t allocate, note_error;       /* of outputs, by its names */

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..calls.backward import GRAD, steps_of
-from .mesh_axes import as_varying
+from .mesh_axes import as_varying, distributed_as
 
 __all__ = ["differentiable"]
 
@@ -114,6 +114,6 @@ def _gradient_of(operand, found, path: tuple, axes: frozenset):
     for index in path:
         found = None if found is None else found[index]
     if found is None:
-        return as_varying(jax.numpy.zeros(operand.shape, operand.dtype), axes)
-    found = as_varying(jax.numpy.asarray(found, operand.dtype), axes)
+        found = jax.numpy.zeros(operand.shape, operand.dtype)
+    found = distributed_as(as_varying(jax.numpy.asarray(found, operand.dtype), axes), operand.sharding)
     return found.conj() if jax.numpy.iscomplexobj(found) else found

@@ -1,5 +1,6 @@
 """What JAX's arrays have besides their memory."""
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ from ..ground.dlpack import VERSION
 from ..producers.framework import Framework
 from . import ending  # noqa: F401  it registers what has to come before JAX's end
 from .layout import array_type, is_traced_type
-from .put import MOST_PUT, put
+from .put import put
 
 __all__ = ["FRAMEWORK"]
 
@@ -18,7 +19,7 @@ class _JAX(Framework):
     """JAX. Its arrays are immutable, computed in the background, and may be deleted."""
 
     def is_tensor_type(self, cls: type) -> bool:
-        return cls is array_type()
+        return cls is array_type() or (cls is not object and cls is getattr(sys.modules.get("jax"), "Array", object))
 
     def check(self, tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
         """See :class:`Framework`. Raises JAX's own error for an array that is deleted, or whose computation has failed."""
@@ -38,8 +39,8 @@ class _JAX(Framework):
             return own
         return error
 
-    def tensor_of(self, array, is_new: bool):
-        return put(array, is_new) if is_new or array.nbytes <= MOST_PUT else None
+    def tensor_of(self, array, is_new: bool, like):
+        return put(array, is_new, like)
 
     def sees_calls(self, kernel, values: list) -> bool:
         """See :class:`Framework`. JAX traces functions by values that are no arrays. Arrays are not written to."""

@@ -1,9 +1,10 @@
-"""``jax.shard_map``: a value that differs between devices says by which axes of the mesh.
+"""Meshes of devices: under ``jax.shard_map`` a value says by which axes of the mesh it differs between devices.
 
-The results of a kernel differ by all axes by which an operand does.
+The results of a kernel differ by all axes by which an operand does. Under a mesh with explicit axes a value says how it is
+distributed. A kernel gets whole arrays; what it returns is distributed as what it is made of.
 """
 
-__all__ = ["as_varying", "axes_of", "with_axes_of"]
+__all__ = ["as_varying", "axes_of", "distributed_as", "distributed_over", "sharding_of", "with_axes_of"]
 
 
 def axes_of(values) -> frozenset:
@@ -30,6 +31,35 @@ def as_varying(value, axes: frozenset):
 
     cast = getattr(lax, "pcast", None)  # from JAX 0.8 on
     return cast(value, added, to="varying") if cast is not None else lax.pvary(value, added)  # type: ignore[attr-defined]
+
+
+def distributed_as(value, sharding):
+    """A value that is distributed over explicit axes of a mesh as `sharding` says, what :func:`sharding_of` has returned."""
+    if sharding is None or sharding_of(value) == sharding:
+        return value
+    import jax
+
+    return jax.sharding.reshard(value, sharding)
+
+
+def sharding_of(value):
+    """How a value is distributed over explicit axes of a mesh; None if it is not."""
+    import jax
+
+    known = getattr(jax.typeof(value), "sharding", None) if hasattr(jax, "typeof") else None
+    return known if getattr(known, "spec", None) is not None and any(axis is not None for axis in known.spec) else None
+
+
+def distributed_over(axes: list):
+    """A sharding of which each dimension has a mesh and an axis of it, or None; None if no dimension has one."""
+    import jax
+
+    meshes = [each[0] for each in axes if each is not None]
+    names = [None if each is None else each[1] for each in axes]
+    used = [name for name in names if name is not None]
+    if not meshes or len(set(used)) < len(used):
+        return None
+    return jax.sharding.NamedSharding(meshes[0], jax.sharding.PartitionSpec(*names))
 
 
 def with_axes_of(value, result):

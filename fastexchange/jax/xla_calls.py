@@ -24,7 +24,7 @@ from ..ground.shape_notation import extents_of, shape_of
 from . import xla
 from .gradients import differentiable
 from .layout import array_type, is_traced_type
-from .mesh_axes import as_varying, axes_of, with_axes_of
+from .mesh_axes import as_varying, axes_of, distributed_as, distributed_over, sharding_of, with_axes_of
 from .xla_target import TARGET, compiled_for, id_of, name_of, sample_array, why_no_handler
 
 __all__ = ["Traced", "check_changed", "is_functional", "is_traced"]
@@ -60,8 +60,8 @@ def check_changed(kernel, bound: tuple) -> None:
 class _Operand:
     """Stands for an array among the arguments. JAX keeps what knows of a call as long as the function that it has compiled."""
 
-    def __init__(self, shape: tuple, dtype):
-        self.shape, self.dtype = shape, dtype
+    def __init__(self, shape: tuple, dtype, sharding):
+        self.shape, self.dtype, self.sharding = shape, dtype, sharding
 
 
 class Traced:
@@ -124,7 +124,7 @@ class Traced:
             if isinstance(value, np.ndarray):
                 value = np.asarray(value, jax.dtypes.canonicalize_dtype(value.dtype))
             self._given.append(value)
-            self.operands.append(_Operand(value.shape, value.dtype))
+            self.operands.append(_Operand(value.shape, value.dtype, sharding_of(value)))
             self.places.append((position, path))
             return self._sample_of(value, position), self.operands[-1]
         if type(value).__module__.startswith("jax.") and hasattr(value, "dtype"):  # a constant of JAX's, before version 0.9
@@ -208,6 +208,23 @@ class Traced:
         given, defaults = iter(operands), self.kernel._parameters.defaults
         return [defaults.get(at) if each is OMITTED else _with_arrays(each, given) for at, each in enumerate(self._bound)]
 
+    def _shardings(self) -> list:
+        """How the results are distributed over a mesh with explicit axes: see ``mesh_axes``.
+
+        A dimension of an output is distributed as one of the same name of an input.
+        """
+        changed = [self.operands[i].sharding for i in self._changes]
+        if self._pattern is None or not any(each.sharding for each in self.operands):
+            return [None] * (len(self.results) - len(changed)) + changed
+        found: dict[str, Any] = {}
+        inputs = {each.position: each.dims for each in self._pattern.inputs}
+        for operand, (position, path) in zip(self.operands, self.places, strict=True):
+            if operand.sharding is not None and not path and ... not in inputs.get(position, (...,)):
+                pairs = zip(inputs[position], operand.sharding.spec, strict=True)
+                found = {name: (operand.sharding.mesh, axis) for name, axis in pairs if axis is not None} | found
+        outputs = [[found.get(getattr(dim, "id", "")) for dim in output.dims] for output in self._pattern.outputs]
+        return [distributed_over(each) for each in outputs] + changed
+
     # ---- the call ------------------------------------------------------------------------------------------------------
 
     def make(self):
@@ -224,6 +241,7 @@ class Traced:
             made = differentiable(function, self, axes)(*given)
             # Without numbers of 64 bits an output that is declared so is another, as it is of an eager call.
             made = [each.astype(jax.dtypes.canonicalize_dtype(each.dtype)) for each in made]
+            made = list(map(distributed_as, made, self._shardings()))
         outputs = made[: len(self.results) - len(self._changes)]
         changed = iter(made[len(outputs) :])
         for position, value in enumerate(self._bound):

@@ -67,10 +67,10 @@ class Framework:
         """A tensor of the same element type that can be exported, also if `tensor` cannot."""
         return tensor
 
-    def tensor_of(self, array, is_new: bool):
+    def tensor_of(self, array, is_new: bool, like):
         """A tensor of a result, an array of NumPy, by a function that is quicker than DLPack; None: there is none.
 
-        `is_new`: nobody else has the array's memory.
+        `is_new`: nobody else has the array's memory. `like`: a tensor, beside which it is to lie, or None.
         """
 
     def shape_of(self, tensor) -> tuple[int, ...]:

@@ -293,7 +293,7 @@ def test_outputs_that_jax_cannot_make_leave_nothing(monkeypatch):
     added(one, one)
     before = sys.getrefcount(one)
     with monkeypatch.context() as patch:
-        patch.setattr(type(framework_of(one)), "tensor_of", lambda self, array, is_new: 1 / 0)
+        patch.setattr(type(framework_of(one)), "tensor_of", lambda self, array, is_new, like: 1 / 0)
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
                 added(one, one)
@@ -349,7 +349,7 @@ def misspelt(x):
 
 
 def test_arrays_are_readonly():
-    """Numba's error begins with what to do, if that is the reason. It also shows source code: only its first line is looked at."""
+    """Numba's error begins with what to do. It also shows source code, so only its first line is looked at."""
     x = jnp.ones(3)
     said = {
         "It writes to 'x', a readonly array: pass one that is writable, such as numpy.array(...) of it": lambda: writes(x),
@@ -388,6 +388,25 @@ for sharding in (parts, whole):
             assert "argument 'x' (position 0)" in str(error) and "2 devices" in str(error), error
 array = jax.device_put(jax.numpy.arange(8.0), jax.devices()[1])
 assert [total(array) for _ in range(3)] == [28.0] * 3
+
+@fast_args(out="x[n] -> y[n]")
+def twice(x, y):
+    for i in range(x.size):
+        y[i] = x[i] + x[i]
+
+def place(array):
+    return array.devices(), array.committed
+
+new = fast_args(lambda x: x + x)
+for kernel in (twice, new):
+    for _ in range(3):
+        assert place(kernel(array)) == place(array + array)
+        assert place(kernel(jax.numpy.ones(8))) == place(jax.numpy.ones(8) + 1)
+    with jax.default_device(jax.devices()[1]):
+        assert place(kernel(jax.numpy.ones(8))) == place(jax.numpy.ones(8) + 1)
+        assert place(fast_args(lambda x: x + x, returns=jax.Array)(np.ones(8, np.float32))) == place(jax.numpy.ones(8))
+big = jax.device_put(jax.numpy.ones(1 << 20), jax.devices()[1])
+assert place(new(big)) == place(big) and new(big)[0] == 2
 """
 
 
