@@ -113,6 +113,15 @@ def find_known(jax, ob):
 
 
 @native
+def cleared_error():
+    """Whether a pending exception, if there is one, is gone: not Ctrl-C, which has to reach the caller."""
+    if PyErr_Occurred() != 0 and c.PyErr_ExceptionMatches(global_address("PyExc_Exception")) == 0:
+        return False
+    c.PyErr_Clear()
+    return True
+
+
+@native
 def data_of(pointer_name, ob):
     """The address of an array's memory, as JAX gives it at once. -1: there is none: it is deleted, or on several devices."""
     arguments = stack(1)
@@ -197,7 +206,7 @@ def is_alone():
 
 
 @cfunction(types.intp)
-def is_only_thread():
+def is_only_thread_natively():
     """:func:`is_alone`, for Python."""
     return types.intp(is_alone())
 
@@ -225,10 +234,8 @@ def prepare(context_address, entry_address, ob):
     if failed or load(out) == 0 or PyErr_Occurred() != 0:
         if not failed and load(out) != 0:
             delete_managed(load(out))
-        if PyErr_Occurred() != 0 and c.PyErr_ExceptionMatches(global_address("PyExc_Exception")) == 0:
-            return structs.STATUS_ERROR  # Ctrl-C
-        c.PyErr_Clear()  # Python code then asks JAX, whose words are better
-        return structs.STATUS_OK
+        # Python code then asks JAX, whose words are better.
+        return structs.STATUS_OK if cleared_error() else structs.STATUS_ERROR
     tensor = dl_tensor_at(load(out) + DL_TENSOR)
     data = tensor.data + types.intp(tensor.byte_offset)
     is_sound = is_plain(tensor) or refusal(tensor) == structs.STATUS_OK
@@ -285,8 +292,7 @@ def export_part(side, part, out):
     """
     failed = buffer.export(part, out)
     function = load(side + 48)
-    if failed != 0 and function != global_address("_Py_NoneStruct"):
-        c.PyErr_Clear()
+    if failed != 0 and function != global_address("_Py_NoneStruct") and cleared_error():
         capsule = c.PyObject_CallOneArg(function, part)
         if capsule != 0 and dunder.take(capsule, out) == 0:
             managed_at(load(out)).flags = READONLY
@@ -323,10 +329,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
             if failed == 0 and not is_computed:
                 tensor = dl_tensor_at(load(out) + DL_TENSOR)
                 note_known(jax, py_object, tensor.data + types.intp(tensor.byte_offset))
-    if failed != 0:
-        c.PyErr_Clear()
-        return dunder.export(py_object, out)
-    return failed
+    return dunder.export(py_object, out) if failed != 0 and cleared_error() else failed
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -456,7 +459,7 @@ def read_shape(context_address, entry, ob, shape, room):
 def learn(value) -> bool:
     """``Kind.learn``. Once there is another thread it forgets the kind :data:`ARRAY`, and the type is learnt anew."""
     news = learn_dtype(value.aval.dtype)
-    if _is_only_thread() or not runtime().entries.remove_kind(ARRAY):
+    if is_only_thread() or not runtime().entries.remove_kind(ARRAY):
         return news
     return True
 
@@ -489,10 +492,11 @@ def _native():
 
 @functools.cache
 def _only_thread():
-    return ctypes.PYFUNCTYPE(ctypes.c_ssize_t)(is_only_thread.address)
+    return ctypes.PYFUNCTYPE(ctypes.c_ssize_t)(is_only_thread_natively.address)
 
 
-def _is_only_thread() -> bool:
+def is_only_thread() -> bool:
+    """Whether no other thread can run Python code."""
     return bool(_only_thread()())
 
 
@@ -515,7 +519,7 @@ def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
         notes.append(f"JAX's arrays are not read natively: {found if isinstance(found, str) else runtime().why_not_native}")
         return None
     fields = {"managed": managed_tensor_from_py_object_no_sync.address, "guard": address_of(_native()), "asks_python": 1}
-    if _is_only_thread():
+    if is_only_thread():
         return Discovery(ARRAY, fields, notes)
     notes.append("each call holds an export of it, because another thread could donate it meanwhile")
     return Discovery(HELD, fields, notes)

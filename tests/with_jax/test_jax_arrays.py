@@ -14,6 +14,7 @@ from numba.core.errors import TypingError
 from oracle import is_same, new_kernel
 
 from fastexchange import explain, fast_args, from_dlpack
+from fastexchange.jax.array_kind import is_only_thread
 from fastexchange.producers.framework import framework_of
 
 jax = pytest.importorskip("jax")
@@ -270,19 +271,20 @@ class CtrlC:
         self.was, self.calls = was, 0
 
     def __get__(self, array, cls=None):
-        return self if array is None else lambda **options: self(array, **options)
+        return self if array is None else lambda *args, **options: self(array, *args, **options)
 
-    def __call__(self, array, **options):
+    def __call__(self, array, *args, **options):
         self.calls += 1
         if self.calls == 1:
             raise KeyboardInterrupt
-        return self.was(array, **options)
+        return self.was(array, *args, **options)
 
 
 def test_ctrl_c_while_an_array_is_exported(monkeypatch):
-    array = jnp.ones(3, "bfloat16")  # which has no buffer, so its __dlpack__ is called
+    array = jnp.ones(3, "bfloat16")  # which has no buffer, so its __dlpack__ is called if there is no other thread
     total(jnp.ones(3, "bfloat16"))
-    monkeypatch.setattr(type(array), "__dlpack__", CtrlC(type(array).__dlpack__))
+    name = "__dlpack__" if is_only_thread() else "addressable_data"
+    monkeypatch.setattr(type(array), name, CtrlC(getattr(type(array), name)))
     with pytest.raises(KeyboardInterrupt):
         total(array)
     assert total(array)[0] == 3
