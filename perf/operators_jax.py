@@ -2,16 +2,20 @@
 
 Vectors of 4 float32, on the CPU. "in a graph" is one of fifty calls, one after the other, in a function of ``jax.jit``. JAX's own
 additions are fused into one loop there. jax-tvm-ffi's function is an empty one in C++: it reads its arguments and does nothing.
-"a batch" is a function of ``jax.vmap`` over a thousand rows, "with gradients" ``jax.jit(jax.grad(…))`` of the sum.
+"a batch" is a function of ``jax.vmap`` over a thousand rows, "with gradients" ``jax.jit(jax.grad(…))`` of the sum. "three
+arrays" is a kernel that reads them, called by Python, beside ``njit`` with ``np.asarray`` of each; "and a thread": the program
+has another.
 """
 
 import argparse
 import sys
+import threading
 from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout that this file stands in
 
 import jax
+import numba
 import numpy as np
 
 from fastexchange import fast_args
@@ -33,6 +37,12 @@ def add(x, y, z):
     """Write ``x + y`` into `z`."""
     for i in range(x.shape[0]):
         z[i] = x[i] + y[i]
+
+
+@fast_args
+def first(x, y, z):
+    """Return the sum of the first elements."""
+    return x[0] + y[0] + z[0]
 
 
 def functions() -> dict:
@@ -66,6 +76,15 @@ def chain(function, count: int):
     return jax.jit(run)
 
 
+def reading() -> dict[str, Statement]:
+    """By name, the calls that read three arrays."""
+    arrays = [jax.numpy.arange(4.0) + i for i in range(3)]
+    by_hand = numba.njit(first.py_func)
+    names = {"f": first, "g": by_hand, "n": np.asarray, "x": arrays[0], "y": arrays[1], "z": arrays[2]}
+    first(*arrays), by_hand(*map(np.asarray, arrays))
+    return {"kernel": Statement("f(x, y, z)", names), "by hand": Statement("g(n(x), n(y), n(z))", names)}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure, and print times and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -85,6 +104,15 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("kernel", "JAX's own"):
         rows[f"with gradients/{name}"] = _statement(jax.jit(jax.grad(lambda x, y, f=found[name]: f(x, y).sum())), x, y)
     times, _ = time_statements(rows, rounds=options.rounds)
+    reads = {f"three arrays/{name}": each for name, each in reading().items()}
+    times |= time_statements(reads, rounds=options.rounds)[0]
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+    reads = {f"three arrays and a thread/{name}": each for name, each in reading().items()}
+    times |= time_statements(reads, rounds=options.rounds)[0]
+    ends.set()
+    thread.join()
     for name in found:
         one, many = times[f"1 in a graph/{name}"], times[f"{LONG} in a graph/{name}"]
         times[f"in a graph/{name}"] = (many - one) * (1 / (LONG - 1))

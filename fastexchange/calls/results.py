@@ -57,10 +57,9 @@ def as_target(array: np.ndarray, like, kernel: str, field: int = 0):
     has_owner = array.base is not None or array.flags.owndata
     is_new = field == NEW
     field = 0 if is_new else field
-    is_type = issubclass(type(like), type)
-    target = like if is_type or like is None else type(like)
+    target, like = (like, None) if like is None or isinstance(like, type) else (type(like), like)
     if not field and target is not None and has_owner:
-        made = framework_of_type(target).tensor_of(array, is_new, None if is_type else like)
+        made = framework_of_type(target).tensor_of(array, is_new, like)
         if made is not None:
             return made
     what = f"{kernel}(): its result, an array of {dtype_of(array)}"

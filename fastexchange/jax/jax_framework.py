@@ -7,10 +7,11 @@ import numpy as np
 
 from ..arguments.kind import MEANINGS
 from ..ground.dlpack import VERSION
+from ..ground.once import cached_property
 from ..producers.framework import Framework
 from . import ending  # noqa: F401  it registers what has to come before JAX's end
 from .layout import array_type, is_traced_type
-from .put import put
+from .put import putting
 
 __all__ = ["FRAMEWORK"]
 
@@ -39,8 +40,10 @@ class _JAX(Framework):
             return own
         return error
 
+    _put = cached_property(lambda self: putting())
+
     def tensor_of(self, array, is_new: bool, like):
-        return put(array, is_new, like)
+        return self._put(array, is_new, like)
 
     def sees_calls(self, kernel, values: list) -> bool:
         """See :class:`Framework`. JAX traces functions by values that are no arrays. Arrays are not written to."""

@@ -5,6 +5,7 @@ Tried with JAX 0.6 to 0.12.
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,25 +13,25 @@ import numpy as np
 from ..ground.once import once
 from ..ground.passing import reraise_passing
 
-__all__ = ["put"]
+__all__ = ["putting"]
 
 _MOST = 1 << 21
 """The most bytes of an array that others have for which a copy is quicker than DLPack."""
 
 
-def put(array: np.ndarray, is_new: bool, like):
-    """An array of JAX on the CPU with the values of `array`. None: this JAX has no such function, or DLPack is quicker.
-
-    `is_new`: nobody else has its memory, so JAX need not copy it, if it is aligned as JAX wants it. The array lives as long then.
-    `like`: an array of JAX, on whose device it is to be, or None.
-    """
-    function = _function()
-    return None if function is None else function(array, is_new, like)
-
-
 @once
+def putting() -> Callable:
+    """A function (array of NumPy, is_new, like) that makes an array of JAX on the CPU with the same values.
+
+    It returns None if JAX's function is not as expected, or if DLPack is quicker. `is_new`: nobody else has the array's memory.
+    Then JAX need not copy it, if it is aligned as JAX wants it, and it lives as long. `like`: an array of JAX, on whose device the
+    new one is to be, or None.
+    """
+    return _function() or (lambda array, is_new, like: None)
+
+
 def _function():
-    """The function, verified; None where it is not as expected."""
+    """JAX's function, verified; None where it is not as expected."""
     try:
         return _find()
     except Exception as error:  # a JAX with other private functions
@@ -42,7 +43,8 @@ def _find():
     import jax
 
     first, *others = jax.local_devices(backend="cpu")
-    shardings = {device: jax.sharding.SingleDeviceSharding(device) for device in (first, *others)}
+    shardings: dict[Any, Any] = {device: jax.sharding.SingleDeviceSharding(device) for device in (first, *others)}
+    own = shardings[first]
     batched_device_put = sys.modules["jaxlib._jax"].batched_device_put
 
     @functools.lru_cache(1024)
@@ -50,13 +52,16 @@ def _find():
         return jax.core.ShapedArray(shape, dtype)
 
     def function(array, is_new, like=None):
-        device, is_committed = _place_of(like, shardings) if others else (first, False)
-        if device is first and not is_new and array.nbytes > _MOST:
+        device, sharding, is_committed = first, own, False
+        if others:
+            device, is_committed = _place_of(like, shardings)
+            sharding = shardings[device]
+        if not is_new and array.nbytes > _MOST and device is first:
             return None
         if array.dtype.itemsize >= 8:  # without numbers of 64 bits JAX has others in their place
             array = np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
         aval = type_of(array.shape, array.dtype)
-        return batched_device_put(aval, shardings[device], [array], [device], is_committed, not is_new)
+        return batched_device_put(aval, sharding, [array], [device], is_committed, not is_new)
 
     with jax.ensure_compile_time_eval():  # JAX may be tracing a function
         return function if _is_right(function) else None
