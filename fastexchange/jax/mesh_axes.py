@@ -35,11 +35,13 @@ def as_varying(value, axes: frozenset):
 
 def distributed_as(value, sharding):
     """A value that is distributed over explicit axes of a mesh as `sharding` says, what :func:`sharding_of` has returned."""
-    if sharding is None or sharding_of(value) == sharding:
+    own = sharding_of(value)
+    if own == sharding:
         return value
     import jax
 
-    return jax.sharding.reshard(value, sharding)
+    whole = jax.sharding.PartitionSpec()
+    return jax.sharding.reshard(value, jax.sharding.NamedSharding(own.mesh, whole) if sharding is None else sharding)
 
 
 def sharding_of(value):

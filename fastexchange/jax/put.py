@@ -24,8 +24,8 @@ def putting() -> Callable:
     """A function (array of NumPy, is_new, like) that makes an array of JAX on the CPU with the same values.
 
     It returns None if JAX's function is not as expected, or if DLPack is quicker. `is_new`: nobody else has the array's memory.
-    Then JAX need not copy it, if it is aligned as JAX wants it, and it lives as long. `like`: an array of JAX, on whose device the
-    new one is to be, or None.
+    Then JAX need not copy it, if it is aligned as JAX wants it, and it lives as long. `like`: an array of JAX, on whose device
+    the new one is to be, or None.
     """
     return _function() or (lambda array, is_new, like: None)
 

@@ -1,6 +1,7 @@
 """Outputs that a kernel declares, ``fast_args(out=…)``: allocated by the caller's framework, returned, or given."""
 
 import gc
+import inspect
 import pickle
 import sys
 
@@ -92,6 +93,15 @@ def test_notation():
         kernel = fast_args(of_x, out=notation)
         for ones in [*ONES, lambda shape: Dunder(np.ones(shape))] * 3:
             assert tuple(from_dlpack(kernel(ones((2, 3)))).shape) == shape, notation
+
+
+def test_what_is_no_extent_may_be_anything():
+    """A notation may name any parameter; and outputs have a default for those who ask for a kernel's signature."""
+    kernel = fast_args(out="x[n], k -> y[n]")(lambda x, k, y: untouched(y))
+    assert kernel(np.ones(2), 2.5).shape == kernel(np.ones(2), (1, 2)).shape == (2,)
+    assert str(inspect.signature(kernel)) == "(x, k, y=None)"
+    with pytest.raises(TypeError, match=r"argument 'k' \(position 1\) is an extent .* an int, not float"):
+        fast_args(out="x[n], k -> y[n, k]")(lambda x, k, y: untouched(y))(np.ones(2), 2.5)
 
 
 def test_element_types():

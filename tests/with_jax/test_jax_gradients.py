@@ -103,6 +103,29 @@ def test_vmap_jacobians_and_scan():
     assert np.allclose(kept(x[0]), jax.grad(lambda x: jnp.exp(jnp.exp(x)).sum())(x[0]))
 
 
+@fast_args(out="grad_y[n] -> grad_x[n]")
+def of_another_shape(grad_y, grad_x):
+    grad_x[:] = grad_y
+
+
+@fast_args(out="x[n, d] -> y[n]", backward=of_another_shape)
+def first_column(x, y):
+    y[:] = x[:, 0]
+
+
+@fast_args(mutates="x")
+def changing(x):
+    x[:] = 0
+
+
+def test_what_has_no_gradient_says_why():
+    wrong = r"first_column.*: backward kernel of_another_shape\(\) returned a gradient of the shape \(4,\) for 'x', which .*4, 2"
+    with pytest.raises(RuntimeError, match=wrong):
+        jax.grad(lambda x: first_column(x).sum())(jnp.ones((4, 2)))
+    with pytest.raises(TypeError, match=r"changing\(\): .* declares no outputs, fast_args\(out=\.\.\.\), with a backward pass"):
+        jax.grad(lambda x: changing(x).sum())(x4)
+
+
 def test_integers_have_no_gradient():
     @fast_args(out="x[n], at[m] -> y[m]", backward=lambda x, at, grad_y: (jnp.zeros_like(x).at[at].add(grad_y), None))
     def taken(x, at, y):
