@@ -181,8 +181,7 @@ class Resolver:
         Raises the exceptions of the call.
         """
         kernel, report = self.kernel, self.report
-        new = sum(1 for position, value in enumerate(self.bound) for _ in flatten(position, value))  # objects that may be new
-        for _ in range(MAX_LOOKS + 2 * new):
+        for _ in range(MAX_LOOKS + 2 * leaf_count(self.bound)):
             status = attempt(kernel, self.bound, flags, report)
             if status in self.ends or (status == structs.STATUS_UNKNOWN_SHAPE and flags & DRY_RUN):
                 return report
@@ -242,6 +241,15 @@ class Resolver:
             refuse_mixed(kernel, report.position, self.bound, report.stopped_at)
         else:
             refuse(kernel, report.place(self.bound), self.bound, wording(status, report.tensor))
+
+
+def leaf_count(values: tuple) -> int:
+    """The number of objects that may be new in a call: its arguments and the items of tuples and lists."""
+    return sum(1 + leaf_count(value) if issubclass(type(value), tuple) else 1 + _items(value) for value in values)
+
+
+def _items(value) -> int:
+    return len(value) if type(value) is list else 0
 
 
 # ---- compiling -----------------------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ def as_target(array: np.ndarray, like, kernel: str, field: int = 0):
     has_owner = array.base is not None or array.flags.owndata
     is_new = field == NEW
     field = 0 if is_new else field
-    target, like = (like, None) if like is None or isinstance(like, type) else (type(like), like)
+    cls = type(like)  # not isinstance(), which reads __class__
+    target, like = (like, None) if like is None or issubclass(cls, type) else (cls, like)
     if not field and target is not None and has_owner:
         made = framework_of_type(target).tensor_of(array, is_new, like)
         if made is not None:

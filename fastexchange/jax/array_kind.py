@@ -256,6 +256,8 @@ def computed_part(side, ob, is_known):
     """
     arguments = stack(2)
     store(arguments, ob)
+    if is_known and load(side + 56) != global_address("_Py_NoneStruct"):
+        return c.PyObject_VectorcallMethod(load(side + 56), arguments, 1, 0)
     store(arguments + 8, load(side + 16))
     part = c.PyObject_VectorcallMethod(load(side + 8), arguments, 2, 0)
     if part == 0 or is_known:
@@ -321,14 +323,20 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
         failed = buffer.export(py_object, out)
     else:
         jax = jax_at(global_address("fastexchange_jax"))
-        is_computed = find_known(jax, py_object) != 0
-        part = computed_part(side, py_object, is_computed)
+        known = find_known(jax, py_object)
+        expected = known_at(known).data if known != 0 else 0  # now: JAX releases the GIL
+        part = computed_part(side, py_object, known != 0)
         if part != 0:
             failed = export_part(side, part, out)
             c.Py_DecRef(part)
-            if failed == 0 and not is_computed:
+            if failed == 0:
                 tensor = dl_tensor_at(load(out) + DL_TENSOR)
-                note_known(jax, py_object, tensor.data + types.intp(tensor.byte_offset))
+                data = tensor.data + types.intp(tensor.byte_offset)
+                if known == 0:
+                    note_known(jax, py_object, data)
+                elif data != 0 and data != expected:
+                    delete_managed(load(out))
+                    failed = types.int32(-1)
     return dunder.export(py_object, out) if failed != 0 and cleared_error() else failed
 
 
@@ -505,7 +513,8 @@ def __getattr__(name):
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     to_dlpack = getattr(sys.modules.get("jaxlib._jax"), "buffer_to_dlpack_managed_tensor", None)
-    return POINTER_NAME, "addressable_data", 0, "block_until_ready", "sharding", "num_devices", to_dlpack
+    shard = "_fully_replicated_shard" if hasattr(array_type(), "_fully_replicated_shard") else None
+    return POINTER_NAME, "addressable_data", 0, "block_until_ready", "sharding", "num_devices", to_dlpack, shard
 
 
 def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
