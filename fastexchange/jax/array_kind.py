@@ -15,7 +15,7 @@ from numba import types
 
 from .._abi import ffi
 from ..arguments import buffer, dunder
-from ..arguments.kind import Discovery, Kind, reader
+from ..arguments.kind import MEANINGS, Discovery, Kind, reader
 from ..arguments.ndarrays import learn_dtype, lives_for_ever
 from ..arguments.tensors import export_row, find_tensor, if_odd, pack_found, read_tensor
 from ..dispatch import structs
@@ -333,7 +333,8 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
                 tensor = dl_tensor_at(load(out) + DL_TENSOR)
                 data = tensor.data + types.intp(tensor.byte_offset)
                 if known == 0:
-                    note_known(jax, py_object, data)
+                    if is_in_c_order(tensor):
+                        note_known(jax, py_object, data)
                 elif data != 0 and data != expected:
                     delete_managed(load(out))
                     failed = types.int32(-1)
@@ -467,9 +468,7 @@ def read_shape(context_address, entry, ob, shape, room):
 def learn(value) -> bool:
     """``Kind.learn``. Once there is another thread it forgets the kind :data:`ARRAY`, and the type is learnt anew."""
     news = learn_dtype(value.aval.dtype)
-    if is_only_thread() or not runtime().entries.remove_kind(ARRAY):
-        return news
-    return True
+    return (_has_seen_threads() and runtime().entries.remove_kind(ARRAY)) or news
 
 
 PATH, MEANING = "jax", "JAX gives its address; shape and dtype are read in memory"
@@ -481,6 +480,7 @@ HELD = Kind(
     PATH, MEANING, structs.FORM_TENSOR, read_tensor, lambda fields: (export_row,), None, mark_array, read_shape,
     exports=structs.EXPORTS_ALWAYS, learn=learn,
 )  # fmt: skip
+MEANINGS |= {"held": "each call holds an export of it, because another thread could donate it meanwhile"}
 _state = for_ever(ffi.new("fx_jax *"))
 llvmlite.binding.add_symbol("fastexchange_jax", address_of(_state))
 
@@ -508,6 +508,16 @@ def is_only_thread() -> bool:
     return bool(_only_thread()())
 
 
+def _has_seen_threads() -> bool:
+    """Whether there is another thread, or was one when this was asked before: what a type is changes once."""
+    global _seen
+    _seen = _seen or not is_only_thread()
+    return _seen
+
+
+_seen = False
+
+
 def __getattr__(name):
     """``PYTHON_SIDE``: the Python objects that native code needs, made on first access."""
     if name != "PYTHON_SIDE":
@@ -528,7 +538,4 @@ def find(cls: type, notes: list[str], instance=None) -> Discovery | None:
         notes.append(f"JAX's arrays are not read natively: {found if isinstance(found, str) else runtime().why_not_native}")
         return None
     fields = {"managed": managed_tensor_from_py_object_no_sync.address, "guard": address_of(_native()), "asks_python": 1}
-    if is_only_thread():
-        return Discovery(ARRAY, fields, notes)
-    notes.append("each call holds an export of it, because another thread could donate it meanwhile")
-    return Discovery(HELD, fields, notes)
+    return Discovery(HELD, fields, notes, source="held") if _has_seen_threads() else Discovery(ARRAY, fields, notes)
