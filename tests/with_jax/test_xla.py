@@ -388,7 +388,8 @@ def fill_with(x, k, y):
 
 
 def test_a_kernel_is_recompiled_while_compiled_functions_run():
-    compiled, ends, failures, calls = jax.jit(plus), threading.Event(), [], [0] * 3
+    kernel = fast_args(out=plus.out)(plus.py_func)  # with few signatures
+    compiled, ends, failures, calls = jax.jit(kernel), threading.Event(), [], [0] * 3
     compiled(x8, 1.0).block_until_ready()
 
     def work(number):
@@ -403,7 +404,7 @@ def test_a_kernel_is_recompiled_while_compiled_functions_run():
     for each in threads:
         each.start()
     for _ in range(15):
-        plus.recompile()
+        kernel.recompile()
         time.sleep(0.005)
     ends.set()
     for each in threads:
@@ -413,7 +414,8 @@ def test_a_kernel_is_recompiled_while_compiled_functions_run():
 
 def test_a_kernel_is_recompiled_between_two_steps_of_a_call(monkeypatch):
     """By another thread, after the kernel was compiled for the call: here by the step itself."""
-    compiled, specialise = jax.jit(plus), resolve.Resolver.specialise
+    kernel = fast_args(out=plus.out)(plus.py_func)
+    compiled, specialise = jax.jit(kernel), resolve.Resolver.specialise
 
     def interrupted(resolver):
         try:
@@ -423,10 +425,10 @@ def test_a_kernel_is_recompiled_between_two_steps_of_a_call(monkeypatch):
 
     compiled(x8, 1.0)
     monkeypatch.setattr(resolve.Resolver, "specialise", interrupted)
-    plus.recompile()
-    assert compiled(x8, 2.0)[0] == 2 and jax.jit(plus)(x8, 3)[0] == 3
-    plus.recompile()
-    assert len(plus.precompile((np.ones(3), 1, np.ones(3)))) == 1
+    kernel.recompile()
+    assert compiled(x8, 2.0)[0] == 2 and jax.jit(kernel)(x8, 3)[0] == 3
+    kernel.recompile()
+    assert len(kernel.precompile((np.ones(3), 1, np.ones(3)))) == 1
 
 
 @pytest.mark.slow
