@@ -533,7 +533,7 @@ def test_in_the_interpreter():
 # ---- other processes -------------------------------------------------------------------------------------------------------
 
 EXPORT = """
-    import jax, jax.numpy as jnp
+    import jax, jax.export, jax.numpy as jnp
     from fastexchange import register_xla_target
     from test_xla import scaled
     symbols = jax.export.symbolic_shape("n")
@@ -542,7 +542,7 @@ EXPORT = """
     open(sys.argv[1], "wb").write(jax.export.export(jax.jit(scaled), disabled_checks=allowed)(*given).serialize())
 """
 LOAD = """
-    import jax, jax.numpy as jnp
+    import jax, jax.export, jax.numpy as jnp
     from fastexchange import register_xla_target
     register_xla_target()
     function = jax.export.deserialize(open(sys.argv[1], "rb").read())
