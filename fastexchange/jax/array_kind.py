@@ -249,19 +249,17 @@ def prepare(context_address, entry_address, ob):
 
 
 @native
-def computed_part(side, ob, is_known):
-    """A new reference to the part of an array on its only device, an array that nobody else has, computed. 0: there is none.
+def computed_part(side, ob):
+    """A new reference to the part of an array on its only device, another array, which is computed. 0: there is none.
 
-    `is_known`: whether it has been computed before. GIL: held; released while JAX waits.
+    GIL: held; released while JAX waits.
     """
     arguments = stack(2)
     store(arguments, ob)
-    if is_known and load(side + 56) != global_address("_Py_NoneStruct"):
-        return c.PyObject_VectorcallMethod(load(side + 56), arguments, 1, 0)
     store(arguments + 8, load(side + 16))
     part = c.PyObject_VectorcallMethod(load(side + 8), arguments, 2, 0)
-    if part == 0 or is_known:
-        return part
+    if part == 0:
+        return 0
     store(arguments, part)
     computed = c.PyObject_VectorcallMethod(load(side + 24), arguments, 1, 0)
     if computed != 0:
@@ -287,15 +285,15 @@ def count_of_devices(side, ob):
 
 
 @native
-def export_part(side, part, out):
-    """Fill the pointer at `out` with an export of an array's part: by its buffer, or by JAX's function behind ``__dlpack__``.
+def export_computed(side, ob, out):
+    """Fill the pointer at `out` with an export of a computed array: by its buffer, or by JAX's function behind ``__dlpack__``.
 
     The latter is for elements of half precision, on the CPU, if this JAX has the function. Returns 0, or -1.
     """
-    failed = buffer.export(part, out)
+    failed = buffer.export(ob, out)
     function = load(side + 48)
     if failed != 0 and function != global_address("_Py_NoneStruct") and cleared_error():
-        capsule = c.PyObject_CallOneArg(function, part)
+        capsule = c.PyObject_CallOneArg(function, ob)
         if capsule != 0 and dunder.take(capsule, out) == 0:
             managed_at(load(out)).flags = READONLY
             failed = types.int32(0)
@@ -309,35 +307,31 @@ def export_part(side, part, out):
 def managed_tensor_from_py_object_no_sync(py_object, out):
     """Fill the pointer at `out` with an owning export of the array `py_object`, its buffer.
 
-    While JAX makes that, without the GIL, another thread may delete the array, and JAX 0.10 aborts. So where there is another
-    thread, the export is that of the part on the only device, an array that nobody else has. Where there is no buffer (on another
-    device, elements of half precision), the array's ``__dlpack__`` makes the export, or raises.
+    Where there is another thread, an array that is not known is waited for first, by its part: while JAX waits for the array
+    itself, without the GIL, another thread may delete it, and JAX 0.10 aborts. (So it does, as in ``np.asarray``, if another
+    thread deletes an array in the very moment in which it is exported.) Where there is no buffer (on another device), the array's
+    ``__dlpack__`` makes the export, or raises.
 
     Returns: 0, or -1 with an exception set. Owns: the caller calls the deleter once. GIL: held; released while JAX waits.
     """
     side = python_items()
     if side == 0:
         return types.int32(-1)
+    jax = jax_at(global_address("fastexchange_jax"))
     failed = types.int32(-1)
-    if is_alone():
+    if find_known(jax, py_object) != 0:
+        failed = export_computed(side, py_object, out)
+    elif is_alone():
         failed = buffer.export(py_object, out)
     else:
-        jax = jax_at(global_address("fastexchange_jax"))
-        known = find_known(jax, py_object)
-        expected = known_at(known).data if known != 0 else 0  # now: JAX releases the GIL
-        part = computed_part(side, py_object, known != 0)
+        part = computed_part(side, py_object)
         if part != 0:
-            failed = export_part(side, part, out)
+            failed = export_computed(side, part, out)
             c.Py_DecRef(part)
             if failed == 0:
                 tensor = dl_tensor_at(load(out) + DL_TENSOR)
-                data = tensor.data + types.intp(tensor.byte_offset)
-                if known == 0:
-                    if is_in_c_order(tensor):
-                        note_known(jax, py_object, data)
-                elif data != 0 and data != expected:
-                    delete_managed(load(out))
-                    failed = types.int32(-1)
+                if is_in_c_order(tensor):
+                    note_known(jax, py_object, tensor.data + types.intp(tensor.byte_offset))
     return dunder.export(py_object, out) if failed != 0 and cleared_error() else failed
 
 
@@ -523,8 +517,7 @@ def __getattr__(name):
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     to_dlpack = getattr(sys.modules.get("jaxlib._jax"), "buffer_to_dlpack_managed_tensor", None)
-    shard = "_fully_replicated_shard" if hasattr(array_type(), "_fully_replicated_shard") else None
-    return POINTER_NAME, "addressable_data", 0, "block_until_ready", "sharding", "num_devices", to_dlpack, shard
+    return POINTER_NAME, "addressable_data", 0, "block_until_ready", "sharding", "num_devices", to_dlpack
 
 
 def find(cls: type, notes: list[str], instance=None) -> Discovery | None:

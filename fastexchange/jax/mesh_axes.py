@@ -1,7 +1,7 @@
 """Meshes of devices: under ``jax.shard_map`` a value says by which axes of the mesh it differs between devices.
 
 The results of a kernel differ by all axes by which an operand does. Under a mesh with explicit axes a value says how it is
-distributed. A kernel gets whole arrays; what it returns is distributed as what it is made of.
+distributed. A kernel gets whole arrays; a dimension of a result is distributed as one of the same name of an input.
 """
 
 __all__ = ["as_varying", "axes_of", "distributed_as", "distributed_over", "sharding_of", "with_axes_of"]
@@ -58,7 +58,7 @@ def distributed_over(axes: list):
 
     meshes = [each[0] for each in axes if each is not None]
     names = [None if each is None else each[1] for each in axes]
-    used = [name for name in names if name is not None]
+    used = [axis for name in names if name is not None for axis in (name if isinstance(name, tuple) else (name,))]
     if not meshes or len(set(used)) < len(used):
         return None
     return jax.sharding.NamedSharding(meshes[0], jax.sharding.PartitionSpec(*names))

@@ -6,7 +6,7 @@ argument that it writes to.
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -121,7 +121,7 @@ class Traced:
             items = [self._read(each, position, (*path, i)) for i, each in enumerate(value)]
             return tuple(with_items(value, each) for each in (list(zip(*items, strict=True)) or [(), ()]))
         if is_traced_type(type(value)) or type(value) is array_type() or isinstance(value, np.ndarray):
-            if type(value) is array_type() and value.is_deleted():
+            if type(value) is array_type() and cast(Any, value).is_deleted():
                 raise RuntimeError(f"{self.argument(position)} has been deleted, or donated to another function")
             if isinstance(value, np.ndarray):
                 value = np.asarray(value, jax.dtypes.canonicalize_dtype(value.dtype))
