@@ -213,19 +213,23 @@ class Traced:
     def _shardings(self) -> list:
         """How the results are distributed over a mesh with explicit axes: see ``mesh_axes``.
 
-        A dimension of an output is distributed as one of the same name of an input.
+        An output with the dimensions of an input is distributed as that is; else each dimension as one of the same name.
         """
         changed = [self.operands[i].sharding for i in self._changes]
         if self._pattern is None or not any(each.sharding for each in self.operands):
             return [None] * (len(self.results) - len(changed)) + changed
-        found: dict[str, Any] = {}
+        axes: dict[Any, Any] = {}
+        whole: dict[tuple, Any] = {}
         inputs = {each.position: each.dims for each in self._pattern.inputs}
         for operand, (position, path) in zip(self.operands, self.places, strict=True):
-            if operand.sharding is not None and not path and ... not in inputs.get(position, (...,)):
-                pairs = zip(inputs[position], operand.sharding.spec, strict=True)
-                found = {name: (operand.sharding.mesh, axis) for name, axis in pairs if axis is not None} | found
-        outputs = [[found.get(getattr(dim, "id", "")) for dim in output.dims] for output in self._pattern.outputs]
-        return [distributed_over(each) for each in outputs] + changed
+            dims = inputs.get(position, ())
+            if operand.sharding is not None and not path and dims:
+                whole.setdefault(dims, operand.sharding)
+                if ... not in dims:
+                    pairs = zip(dims, operand.sharding.spec, strict=True)
+                    axes = {name: (operand.sharding.mesh, axis) for name, axis in pairs if axis is not None} | axes
+        outputs = [tuple(getattr(dim, "id", dim) for dim in output.dims) for output in self._pattern.outputs]
+        return [whole.get(dims) or distributed_over([axes.get(dim) for dim in dims]) for dims in outputs] + changed
 
     # ---- the call ------------------------------------------------------------------------------------------------------
 

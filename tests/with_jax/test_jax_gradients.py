@@ -353,3 +353,63 @@ def test_a_call_that_was_recorded_leaves_others_as_they_are():
     with pytest.raises(BufferError, match=r"argument 'y' \(position 1\) is an output, and a tensor requires grad: leave it out"):
         kernel(x, out)
     assert kernel(x).requires_grad
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="a JAX without meshes whose axes are explicit")
+def test_a_mesh_with_explicit_axes():
+    """Results, gradients and what is written to are distributed as JAX's own are. The oracle is its own function."""
+    run_python(
+        """
+        import jax, jax.numpy as jnp
+        from jax.sharding import NamedSharding, PartitionSpec
+        from fastexchange import fast_args
+
+        @fast_args(out="grad_y[n, d], x[n, d], w[d] -> grad_x[n, d], grad_w[d]")
+        def scale_backward(grad_y, x, w, grad_x, grad_w):
+            grad_w[:] = 0
+            for i in range(x.shape[0]):
+                for j in range(x.shape[1]):
+                    grad_x[i, j] = grad_y[i, j] * w[j]
+                    grad_w[j] += grad_y[i, j] * x[i, j]
+
+        @fast_args(out="x[n, d], w[d] -> y[n, d]", backward=scale_backward)
+        def scale(x, w, y):
+            for i in range(x.shape[0]):
+                for j in range(x.shape[1]):
+                    y[i, j] = x[i, j] * w[j]
+
+        @fast_args(out="x[...] -> y[...]")
+        def same(x, y):
+            y[...] = x
+
+        @fast_args(mutates="x")
+        def double(x):
+            x += x
+
+        def looped(scale, x, w):
+            return jax.lax.fori_loop(0, 2, lambda _, x: scale(x, w), x)
+
+        def chosen(scale, x, w):
+            return jax.lax.cond(x.sum() > 0, lambda: scale(x, w), lambda: x)
+
+        def gradients(scale, x, w):
+            return jax.grad(lambda x, w: (scale(x, w) ** 2).sum(), (0, 1))(x, w)
+
+        mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+        for parts in (PartitionSpec("i", None), PartitionSpec(None, "i"), PartitionSpec()):
+            x = jax.device_put(jnp.arange(16.0).reshape(4, 4), NamedSharding(mesh, parts))
+            with jax.set_mesh(mesh):
+                assert jax.typeof(jax.jit(lambda x: looped(lambda x, w: same(x), x, 0))(x)) == jax.typeof(x)
+                for function in (lambda scale, x, w: scale(x, w), looped, chosen, gradients):
+                    made, wanted = (
+                        jax.jit(lambda x, w: function(each, x, w))(x, jnp.arange(4.0))
+                        for each in (scale, lambda x, w: x * w)
+                    )
+                    for ours, own in zip(jax.tree.leaves(made), jax.tree.leaves(wanted), strict=True):
+                        assert jnp.array_equal(ours, own) and jax.typeof(ours) == jax.typeof(own), (ours, own)
+                changed = jax.jit(double)(x)
+                assert jnp.array_equal(changed, x + x) and jax.typeof(changed) == jax.typeof(x)
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
