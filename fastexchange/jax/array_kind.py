@@ -256,12 +256,12 @@ def computed_part(side, ob):
     """
     arguments = stack(2)
     store(arguments, ob)
-    store(arguments + 8, load(side + 16))
-    part = c.PyObject_VectorcallMethod(load(side + 8), arguments, 2, 0)
+    store(arguments + 8, load(side + 8))
+    part = c.PyObject_VectorcallMethod(load(side), arguments, 2, 0)
     if part == 0:
         return 0
     store(arguments, part)
-    computed = c.PyObject_VectorcallMethod(load(side + 24), arguments, 1, 0)
+    computed = c.PyObject_VectorcallMethod(load(side + 16), arguments, 1, 0)
     if computed != 0:
         c.Py_DecRef(computed)
         if count_of_devices(side, ob) == 1:
@@ -274,8 +274,8 @@ def computed_part(side, ob):
 def count_of_devices(side, ob):
     """On how many devices an array is. -1 with an exception set if JAX does not tell."""
     count = -1
-    sharding = c.PyObject_GetAttr(ob, load(side + 32))
-    number = c.PyObject_GetAttr(sharding, load(side + 40)) if sharding != 0 else 0
+    sharding = c.PyObject_GetAttr(ob, load(side + 24))
+    number = c.PyObject_GetAttr(sharding, load(side + 32)) if sharding != 0 else 0
     if number != 0:
         count = c.PyLong_AsSsize_t(number)
         c.Py_DecRef(number)
@@ -291,7 +291,7 @@ def export_computed(side, ob, out):
     The latter is for elements of half precision, on the CPU, if this JAX has the function. Returns 0, or -1.
     """
     failed = buffer.export(ob, out)
-    function = load(side + 48)
+    function = load(side + 40)
     if failed != 0 and function != global_address("_Py_NoneStruct") and cleared_error():
         capsule = c.PyObject_CallOneArg(function, ob)
         if capsule != 0 and dunder.take(capsule, out) == 0:
@@ -517,7 +517,7 @@ def __getattr__(name):
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     to_dlpack = getattr(sys.modules.get("jaxlib._jax"), "buffer_to_dlpack_managed_tensor", None)
-    return POINTER_NAME, "addressable_data", 0, "block_until_ready", "sharding", "num_devices", to_dlpack
+    return "addressable_data", 0, "block_until_ready", "sharding", "num_devices", to_dlpack
 
 
 def find(cls: type, notes: list[str], instance=None) -> Discovery | None:

@@ -333,18 +333,18 @@ class Guard:
         is_on_cpu = (device_type, device_id, kind) == (DLDeviceType.kDLCPU, 0, 0)
         if not is_on_cpu and (kind != _CUDA or device_id != index or device_type not in _CUDA_IN_DLPACK):
             return told, None
-        lies, sizes, strides = at, native.sizes, native.strides
+        base, sizes, strides = at, native.sizes, native.strides
         try:
             data = _known_word(_address(at, native.storage), native.storage_data)
             offset, number = _known_word(at, native.storage_offset), _known_word(at, native.element_type)
             if count > native.inline_ndim:
-                lies, sizes, strides = _address(at, native.sizes), 0, _WORD * count
+                base, sizes, strides = _address(at, native.sizes), 0, _WORD * count
         except ValueError:
             return told, None
         address = data + offset * itemsize if tensor.numel() else 0
         field = self._elements[number & 63]
         bits = (field >> 8 & 0xFF) * (1 + (field >> 16)) or 8 * itemsize
-        read = read_word(at, native.ndim), address, _words(lies, sizes, count), _words(lies, strides, count), bits
+        read = read_word(at, native.ndim), address, _words(base, sizes, count), _words(base, strides, count), bits
         if read == told and not is_on_cpu:
             for number in range(GUARDS):
                 self._guards[number].cuda = int(device_type)
