@@ -26,7 +26,6 @@ from ..ground.numba_internals import (
     global_compiler_lock,
     initialize_runtime,
     leaves_of,
-    runtime_library,
     set_exception,
     target_context,
     target_context_with_references,
@@ -232,7 +231,6 @@ def _build_box(return_type):
             raise UnsupportedEntry(f"a result of type {return_type}: {error}") from error
         finally:
             boxing.is_of_bytes = False
-    unit.linked.append(runtime_library())
     return unit.finish(tuple(manager.objects))
 
 
@@ -252,5 +250,4 @@ def _build_raise_error():
     with context.push_code_library(unit.library):
         set_exception(context, builder, code, excinfo)
     builder.ret_void()
-    unit.linked.append(runtime_library())
     return unit.finish()

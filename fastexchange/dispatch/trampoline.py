@@ -17,7 +17,6 @@ from ..ground.numba_internals import (
     argument_leaves,
     argument_packer,
     global_compiler_lock,
-    runtime_library,
     target_context,
     target_context_with_references,
 )
@@ -70,7 +69,6 @@ def _build_trampoline(word_types, given, taken):
     builder = unit.builder
     words = builder.bitcast(words, _WORD.as_pointer())
     builder.ret(call_kernel(context, unit, kernel, [result, excinfo], words, word_types, given, taken))
-    unit.linked.append(runtime_library())
     return unit.finish()
 
 

@@ -27,7 +27,7 @@ from .passing import reraise_passing
 
 from .numba_internals import (  # isort: skip
     DispatcherBase, check, compiler_locks, cpu_target, expect, failures, global_compiler_lock, has_representation, imported,
-    initialize_runtime, load_representations, module_of, target_context,
+    initialize_runtime, load_representations, module_of, runtime_library, target_context,
 )  # fmt: skip
 
 _Environment: Any = imported("numba.core.environment", "Environment")
@@ -67,6 +67,9 @@ def finish_library(library, module, linked: list, symbols: tuple[str, ...]) -> N
     library.add_ir_module(module)
     for each in _HelperLibraries.with_called(linked):
         library._final_module.link_in(each._get_module_for_linking(), preserve=True)
+    if any(each.is_declaration and each.name.startswith("NRT_") for each in library._final_module.functions):
+        # Also for calls that are optimised away: without optimisation (NUMBA_OPT=0) they stay.
+        library._final_module.link_in(runtime_library()._get_module_for_linking(), preserve=True)
     _hide(library._final_module, {*symbols})
     for variable in library._final_module.global_variables:
         if variable.linkage == _Linkage.common:  # a table of Python objects, which native functions do not have

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 import pytest
 from forked import needs_fork
-from interpreter import copy_native_code
+from interpreter import copy_native_code, run_python
 from nights import at_night
 from numba import types
 from numba.core.typeconv import Conversion
@@ -146,6 +146,17 @@ def test_what_casts_call_of_numbas_runtime_is_in_the_generated_code(monkeypatch)
     defined = functions(numba_internals.runtime_library(), False)
     assert "NRT_MemInfo_data_fast" in defined
     assert not {name: missing for name, declared in finished.items() if (missing := declared & defined)}
+
+
+@pytest.mark.slow
+def test_code_that_is_not_optimised_finds_numbas_runtime(tmp_path):
+    """LLVM ends the process for a name that it does not know. Optimised code has lost the calls of these.
+
+    The second process loads what the first has compiled.
+    """
+    code = "from fastexchange.producers.numpy_table import exchange_table; print(exchange_table() is None)"
+    settings = {"NUMBA_OPT": "0", "NUMBA_CACHE_DIR": str(tmp_path)}
+    assert [run_python(code, **settings).stdout for _ in range(2)] == ["False\n"] * 2
 
 
 PUBLIC = {
