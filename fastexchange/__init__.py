@@ -10,9 +10,12 @@ native call), ``dispatch.rows`` (a cached call, from the arguments into the kern
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
-from . import interpreter as _interpreter  # noqa: F401  (first: it refuses interpreters that the others cannot trust)
+from .version import __version__  # noqa: F401  (before the next, which asks for it)
+
+# isort: split
+
+from . import interpreter as _interpreter  # noqa: F401  (before the others: it refuses interpreters that they cannot trust)
 from .ground.dlpack import DLDataTypeCode, DLDeviceType
-from .version import __version__  # noqa: F401
 
 if TYPE_CHECKING:
     from .api import accelerate, decelerate, fast_args

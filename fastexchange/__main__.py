@@ -15,9 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from . import __version__
+from . import interpreter as _interpreter  # noqa: F401  (first: it refuses a package of another project)
 from .command import CommandError
 from .measuring.tables import progress
+from .version import __version__
 
 _EXIT_CODES = """\
 exit codes:

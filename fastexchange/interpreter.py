@@ -1,10 +1,12 @@
-"""Which interpreters the package runs on: CPython. Imported before all other modules."""
+"""What the package runs on: CPython, and its own ``__init__.py``. Imported before all other modules but ``version``."""
 
 import ctypes
 import sys
 import sysconfig
 
-__all__ = ["NONE_IS_IMMORTAL", "TUPLE_ITEMS", "is_free_threaded", "require_cpython"]
+from .version import DISTRIBUTION, __version__
+
+__all__ = ["NONE_IS_IMMORTAL", "TUPLE_ITEMS", "is_free_threaded", "require_cpython", "require_own_package"]
 
 
 def require_cpython() -> None:
@@ -12,6 +14,16 @@ def require_cpython() -> None:
     if sys.implementation.name != "cpython":
         name = sys.implementation.name
         raise ImportError(f"fastexchange needs CPython: its native code reads CPython's objects, and this is {name}")
+
+
+def require_own_package() -> None:
+    """Raise ImportError if another project's ``fastexchange/__init__.py`` has taken the place of this one's."""
+    package = sys.modules[__package__]
+    if getattr(package, "__version__", None) != __version__:
+        raise ImportError(
+            f"{package.__file__} is not of {DISTRIBUTION} {__version__}: another project has a package of the same name; "
+            f"pip uninstall fastexchange {DISTRIBUTION}, then pip install {DISTRIBUTION}"
+        )
 
 
 def is_free_threaded() -> bool:
@@ -25,6 +37,7 @@ def is_free_threaded() -> bool:
 
 
 require_cpython()
+require_own_package()
 
 # What native code takes from the interpreter that compiles it. Prereleases with one ABI may differ in it, so machine code that is
 # kept is only for interpreters that agree: see ``numba_code.native_code_depends_on``.

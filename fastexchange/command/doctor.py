@@ -8,6 +8,7 @@ that tested it timed out, was killed by another process, or could not be started
 """
 
 import argparse
+import contextlib
 import ctypes.util
 import importlib.metadata
 import importlib.util
@@ -23,9 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import __file__ as package_file
-from .. import __version__
 from ..interpreter import is_free_threaded
 from ..measuring.tables import Row, progress, show
+from ..version import DISTRIBUTION, __version__
 from .probe import FRAMEWORKS, NOTHING, OK, SLOW, UNKNOWN, WRONG, Finding, failure, one_line
 
 __all__ = ["run"]
@@ -76,7 +77,7 @@ def _metadata() -> tuple[str, list[str], str]:
     The source is the installation's metadata; for a checkout that is not installed, ``pyproject.toml`` (Python 3.11 or later).
     """
     try:
-        installed = importlib.metadata.metadata("fastexchange")
+        installed = importlib.metadata.metadata(DISTRIBUTION)
         python, packages = (installed.get_all(name) or [] for name in ("Requires-Python", "Requires-Dist"))
         return ", ".join(python), packages, "installed"
     except importlib.metadata.PackageNotFoundError:
@@ -125,16 +126,22 @@ def _interpreter(requires: str) -> Iterator[Finding]:
 
 def _packages(requirements: list[str], source: str) -> Iterator[Finding]:
     section = "packages"
-    where = {"installed": "installed", "": "a checkout"}.get(source, f"a checkout, with its {source}")
-    text = f"{__version__}, {where}: {Path(package_file).parent}"
+    folder = Path(package_file).parent
+    where = {"installed": f"installed by {DISTRIBUTION}", "": "a checkout"}.get(source, f"a checkout, with its {source}")
+    text = f"{__version__}, {where}: {folder}"
     if not requirements:
         yield Finding(section, "fastexchange", NOTHING, f"{text}; it is not installed, so the required versions are not known")
         requirements = ["numba", "numpy", "cffi"]
-    elif source == "installed" and (known := importlib.metadata.version("fastexchange")) != __version__:
+    elif source == "installed" and (known := importlib.metadata.version(DISTRIBUTION)) != __version__:
         advice = "check sys.path; after a change of version install this package again"
         yield Finding(section, "fastexchange", NOTHING, f"{text}, but its installed metadata are of {known}", advice)
     else:
         yield Finding(section, "fastexchange", OK, text)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        other = importlib.metadata.version("fastexchange")
+        text = f"another project, fastexchange {other}, is installed, too, and its package has the same name"
+        advice = f"pip uninstall fastexchange {DISTRIBUTION}, then pip install {DISTRIBUTION}"
+        yield Finding(section, "namesake", WRONG, text, advice)
     seen = set()
     for requirement in requirements:
         wanted, _, marker = requirement.partition(";")

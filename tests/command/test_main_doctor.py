@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import textwrap
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numba
 import pytest
 from frameworks import torch
+from interpreter import run_python
 from shell import run, run_here, without
 
 import fastexchange
@@ -192,7 +194,7 @@ def test_versions(version, specifiers, expected):
 
 METADATA = """\
 Metadata-Version: 2.1
-Name: fastexchange
+Name: numba-fastexchange
 Version: 9
 Requires-Python: >=99
 Requires-Dist: numba>=99
@@ -204,8 +206,8 @@ Requires-Dist: pytest>=99; extra == 'test'
 
 
 def test_versions_that_do_not_fit(tmp_path, monkeypatch):
-    (tmp_path / "fastexchange-9.dist-info").mkdir()
-    (tmp_path / "fastexchange-9.dist-info" / "METADATA").write_text(METADATA)
+    (tmp_path / "numba_fastexchange-9.dist-info").mkdir()
+    (tmp_path / "numba_fastexchange-9.dist-info" / "METADATA").write_text(METADATA)
     monkeypatch.syspath_prepend(str(tmp_path))
     requires, requirements, source = doctor._metadata()
     assert next(doctor._interpreter(requires)).status == "wrong"
@@ -214,6 +216,23 @@ def test_versions_that_do_not_fit(tmp_path, monkeypatch):
     assert found["no-package-of-this-name"] == ("wrong", "not installed")
     assert found["fastexchange"][0] == "-" and "are of 9" in found["fastexchange"][1]
     assert "pytest" not in found and ("jax" not in found or found["jax"][0] == "slow")
+
+
+def test_another_project_of_the_same_name(tmp_path, monkeypatch):
+    """Its package may lie in the same folder, over this one's ``__init__.py``."""
+    (tmp_path / "fastexchange-0.0.1.dist-info").mkdir()
+    (tmp_path / "fastexchange-0.0.1.dist-info" / "METADATA").write_text("Name: fastexchange\nVersion: 0.0.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (found,) = (line for line in doctor._packages(["numpy"], "") if line.name == "namesake")
+    assert found.status == "wrong" and "0.0.1" in found.text and "numba-fastexchange" in found.advice
+    package = Path(fastexchange.__file__).parent
+    shutil.copytree(package, tmp_path / "fastexchange", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "fastexchange" / "__init__.py").write_text("Gateway = 1\n")
+    for code in ("import fastexchange.api", "import runpy; runpy.run_module('fastexchange', run_name='__main__')"):
+        program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"
+        done = run_python(program, check=False)
+        last = done.stderr.splitlines()[-1]
+        assert re.match("ImportError: .+ is not of numba-fastexchange .+: pip uninstall fastexchange .+", last.replace(";", ":"))
 
 
 def test_a_version_that_is_not_known_yet_and_a_platform_that_is_not_tested(monkeypatch):
