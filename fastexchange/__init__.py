@@ -4,11 +4,11 @@ Start at :func:`fast_args` in ``api``. The way of one argument: ``calls.kernel``
 native call), ``dispatch.rows`` (a cached call, from the arguments into the kernel and out again) or
 ``dispatch.read_arguments`` (reading the arguments of any other call) and ``dispatch.trampoline`` (into the kernel);
 ``calls.resolve`` and ``arguments.discovery`` for what is seen for the first time, ``calls.fallback`` for what is left to Numba;
-``ground.dlpack``, ``ground.cpython`` and ``ground.native`` are what all stands on. CONTRIBUTING shows all of it.
+``ground.dlpack``, ``ground.cpython`` and ``ground.native`` are what all stands on. CONTRIBUTING shows all of it. Type checkers
+read ``__init__.pyi``.
 """
 
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING
 
 from .version import __version__  # noqa: F401  (before the next, which asks for it)
 
@@ -16,24 +16,6 @@ from .version import __version__  # noqa: F401  (before the next, which asks for
 
 from . import interpreter as _interpreter  # noqa: F401  (before the others: it refuses interpreters that they cannot trust)
 from .ground.dlpack import DLDataTypeCode, DLDeviceType
-
-if TYPE_CHECKING:
-    from .api import accelerate, decelerate, fast_args
-    from .calls.bound_launch import BoundCudaLaunch, BoundLaunch
-    from .calls.explanation import explain
-    from .calls.kernel import FastKernel, KernelCounts
-    from .cuda.cuda_kernel import CudaKernel
-    from .cuda.driver import CudaError
-    from .cuda.launcher import CudaLauncher
-    from .exchange.convert import convert, from_dlpack, to_dlpack
-    from .exchange.polyfill import exchange_api, polyfill, unpolyfill
-    from .ground.dlpack_types import DLDataType, DLDevice, DLPackVersion
-    from .ground.dtype_registry import register_dlpack_dtype
-    from .half import bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, float16
-    from .jax.xla_target import register_xla_target
-    from .measuring.overhead import measure
-    from .measuring.report import OverheadReport
-    from .torch.operator import TorchOp
 
 __all__ = [
     "BoundCudaLaunch", "BoundLaunch", "CudaError", "CudaKernel", "CudaLauncher", "DLDataType", "DLDataTypeCode", "DLDevice",

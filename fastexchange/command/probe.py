@@ -242,7 +242,7 @@ def _pickles() -> Iterator[Finding]:
 
     import numpy as np
 
-    from .. import fast_args
+    from ..api import fast_args
     from ..calls.kernel_cache import made_by
     from ..ground.numba_code import code_depends_on
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..ground.once import cached_property
 from . import figures, pictures, tables
@@ -89,7 +89,7 @@ class OverheadReport:
     alternatives: tuple[Alternative, ...]
     warnings: tuple[str, ...]
     """Why the numbers are unfit, if they are."""
-    machine: dict
+    machine: dict[str, Any]
     notes: tuple[str, ...] = ()
     """Explanations: why this kernel's arguments cost more than usual."""
 
@@ -166,7 +166,7 @@ class OverheadReport:
     def _repr_html_(self) -> str:
         return pictures.html(self)
 
-    def plot(self, ax=None):
+    def plot(self, ax: Any = None) -> Any:
         """Stacked bars: per argument the producer's part and this package's, the call itself, the result.
 
         `ax`: the matplotlib axes to draw on; a new figure's if None. Returns the axes. Raises ImportError without matplotlib.
@@ -175,7 +175,7 @@ class OverheadReport:
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """All of it in dicts, lists, strings and numbers. Times in nanoseconds: ``median_ns``, ``iqr_ns``, ``samples_ns``.
 
         ``measurable`` beside them: whether the median means anything.
@@ -216,7 +216,7 @@ class OverheadReport:
             Path(path).write_text(text + "\n", encoding="utf-8")
         return text
 
-    def to_pandas(self):
+    def to_pandas(self) -> Any:
         """A ``pandas.DataFrame``: a row for each part of the call, and whether that is measurable.
 
         Raises ImportError without pandas.

@@ -1,0 +1,98 @@
+"""In strict mode, mypy and pyright accept the programs in ``accepted``, and refuse lines of ``refused``."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from interpreter import environment_of
+
+import fastexchange
+from fastexchange.calls.options import numba_options
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+STUB = Path(fastexchange.__file__).with_suffix(".pyi")
+OWN_ERRORS_OF_OTHERS = r"\bcuda\.grid\(|torch\.from_dlpack\("
+"""Numba has no types, and PyTorch does not declare this function."""
+UNTYPED = {
+    "fast_args is inconsistent",  # a test here has its options
+    "FastKernel is inconsistent, metaclass differs",
+    "FastKernel.__iter__", "TorchOp.__copy__", "TorchOp.__deepcopy__",
+    "BoundLaunch.__call__ is inconsistent",  # it takes any arguments, to refuse them
+    "CudaKernel.beside", "CudaKernel.bound_arguments", "CudaKernel.default_device", "CudaLauncher.not_launched",
+    "CudaLauncher.on_stream", "CudaLauncher.retire",  # called by the package itself
+}  # fmt: skip
+"""What the types leave out."""
+
+
+def errors_of(checker: str, folder: Path, *options: str, mode: str = "strict") -> set[tuple[str, int]]:
+    """(file, line) of what a type checker says about the programs in a folder. `options`: of mypy; `mode`: pyright's."""
+    pytest.importorskip(checker, reason=f"{checker} is not installed: pip install '.[dev]'")
+    if checker == "mypy":
+        files = sorted(map(str, folder.glob("*.py")))
+        command = ["mypy", "--strict", *options, "--config-file=", f"--cache-dir={folder / 'mypy'}", "--output=json", *files]
+    else:
+        (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": mode}))
+        command = ["pyright", "--outputjson", f"--pythonpath={sys.executable}", f"--project={folder}"]
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, env=environment_of(), cwd=folder)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    if checker == "mypy":
+        said = [json.loads(line) for line in done.stdout.splitlines()]
+        return {(Path(each["file"]).name, each["line"]) for each in said if each["severity"] == "error"}
+    said = json.loads(done.stdout)["generalDiagnostics"]
+    return {(Path(each["file"]).name, each["range"]["start"]["line"] + 1) for each in said if each["severity"] == "error"}
+
+
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_programs(checker, tmp_path):
+    pytest.importorskip("torch")
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    wrong = set()
+    for path in [*HERE.glob("accepted/*.py"), *HERE.glob("refused/*.py")]:
+        text = path.read_text()
+        (folder / path.name).write_text(text)
+        wrong |= {(path.name, i) for i, line in enumerate(text.splitlines(), 1) if line.endswith("# refused")}
+    assert len(wrong) >= 15
+    assert errors_of(checker, folder) == wrong
+
+
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_the_readmes_programs(checker, tmp_path):
+    """Their functions have no annotations: strict modes want them of whoever writes such a function."""
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    readme = (STUB.parents[1] / "README.md").read_text()
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S))
+    (tmp_path / "readme.py").write_text(program)
+    own = "--allow-untyped-defs", "--allow-untyped-calls", "--allow-redefinition"
+    lines = program.splitlines()
+    said = [lines[line - 1].strip() for _, line in errors_of(checker, tmp_path, *own, mode="standard")]
+    assert len(lines) > 100
+    assert [line for line in said if not re.search(OWN_ERRORS_OF_OTHERS, line)] == []
+
+
+def test_the_types_are_those_of_the_package():
+    """mypy compares them: names, parameters, defaults, values of enumerations."""
+    pytest.importorskip("mypy", reason="mypy is not installed: pip install '.[dev]'")
+    config = STUB.parents[1] / "pyproject.toml"
+    command = ["mypy.stubtest", "fastexchange", "--mypy-config-file", str(config), "--concise"]
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, env=environment_of())
+    said = [line.removeprefix("fastexchange.") for line in done.stdout.splitlines() if line.startswith("fastexchange.")]
+    public = [line for line in said if re.split("[ .]", line)[0] in fastexchange.__all__ and ".__init__ " not in line]
+    assert {line for line in public if not line.startswith(tuple(UNTYPED))} == set()
+    assert {each for each in UNTYPED if not any(line.startswith(each) for line in public)} == set()
+
+
+def test_options_are_those_of_fast_args_and_njit():
+    classes = {each.name: each for each in ast.parse(STUB.read_text()).body if isinstance(each, ast.ClassDef)}
+    fields = [*classes["_CudaOptions"].body, *classes["_Options"].body]
+    typed = {each.target.id for each in fields if isinstance(each, ast.AnnAssign)}
+    known = numba_options()
+    assert known is not None
+    own = fastexchange.fast_args.__kwdefaults__.keys() - {"out"}
+    assert typed == own | {name for name in known if not name.startswith("_")}
