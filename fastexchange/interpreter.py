@@ -1,12 +1,17 @@
 """What the package runs on: CPython, and its own ``__init__.py``. Imported before all other modules but ``version``."""
 
 import ctypes
+import os
 import sys
 import sysconfig
 
 from .version import DISTRIBUTION, __version__
 
-__all__ = ["NONE_IS_IMMORTAL", "TUPLE_ITEMS", "is_free_threaded", "require_cpython", "require_own_package"]
+__all__ = ["DISABLED", "NONE_IS_IMMORTAL", "TUPLE_ITEMS", "is_free_threaded", "require_cpython", "require_own_package"]
+
+
+DISABLED = os.environ.get("FASTEXCHANGE_DISABLE", "") not in ("", "0")
+"""Whether the user has switched off all that is native: then Python makes all calls, by Numba's dispatcher and NumPy's views."""
 
 
 def require_cpython() -> None:

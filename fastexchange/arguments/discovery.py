@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..dispatch.runtime import runtime
+from ..interpreter import DISABLED
 from ..jax import array_kind
 from ..torch import tensor_kind
 from . import buffer, dunder, forwarded, functions, ndarrays, nothing, numbers, others, sequences, strings, tensors
@@ -15,12 +16,17 @@ _FIND = (
     tensor_kind.find, array_kind.find, tensors.find, forwarded.find, dunder.find, buffer.find, others.find,
 )  # fmt: skip
 """The kinds, in the order in which they are asked: the first that takes a type has it."""
+_FIND_BY_PYTHON = (
+    numbers.find, nothing.find, strings.find, others.find_typed, ndarrays.find, sequences.find, functions.find,
+    dunder.find_by_python, others.find,
+)  # fmt: skip
+"""The same where native code is switched off."""
 
 
 def discover(cls: type, instance=None) -> Discovery:
     """Find the kind of the instances of `cls`, of which `instance` is one. Files nothing."""
-    notes: list[str] = []
-    for find in _FIND:
+    notes: list[str] = [runtime().why_not_native] if DISABLED else []
+    for find in _FIND_BY_PYTHON if DISABLED else _FIND:
         if (found := find(cls, notes, instance)) is not None:
             return found
     raise AssertionError("the last one takes every type")

@@ -15,6 +15,7 @@ from ..ground.dlpack import VERSION
 from ..ground.dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, READONLY, READONLY_IS_ASSUMED, managed_at
 from ..ground.native import call_word, cstring, global_address, load, native, offset_of, stack, store, struct_at
 from ..ground.once import once
+from ..producers.framework import PLAIN, framework_of_type
 from ..producers.python_side import python_side
 from .exchange_tables import EXCHANGE_ATTRIBUTE
 from .kind import Discovery
@@ -169,6 +170,12 @@ def exchange_table():
 
 
 DUNDER = exported("dunder", "its __dlpack__ is called", is_read_on_device=False)
+
+
+def find_by_python(cls: type, notes: list[str], instance=None) -> Discovery | None:
+    """A type of tensors whose views Python makes (``Framework.as_numpy``), because native code is switched off."""
+    is_tensor_type = framework_of_type(cls) is not PLAIN or (hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"))
+    return Discovery(DUNDER, {"asks_python": 1}, notes) if is_tensor_type else None
 
 
 def find(cls: type, notes: list[str], instance=None) -> Discovery | None:

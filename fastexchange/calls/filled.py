@@ -16,6 +16,7 @@ import numpy as np
 
 from ..exchange.export import export_of
 from ..ground.dlpack_types import DLDataType
+from ..interpreter import DISABLED
 
 __all__ = ["fill", "is_debugging", "report"]
 
@@ -28,7 +29,7 @@ _NANS = {
 
 def is_debugging() -> bool:
     """Whether the environment variable says so."""
-    return os.environ.get("FASTEXCHANGE_DEBUG") == "1"
+    return os.environ.get("FASTEXCHANGE_DEBUG") == "1" and not DISABLED
 
 
 def fill(value) -> None:

@@ -23,6 +23,7 @@ from ..ground.omitted import OMITTED, Omitted
 from ..ground.parameters import Parameters
 from ..ground.safe_repr import type_name
 from ..ground.shape_notation import Output, Pattern
+from ..interpreter import DISABLED
 from ..producers.framework import PLAIN, Framework, framework_of
 from .filled import fill, is_debugging, report
 from .results import as_target, tensor_type
@@ -188,6 +189,10 @@ def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | Non
     Raises TypeError if it is no tensor, and its framework's exceptions.
     """
     framework = framework_of(value)
+    if DISABLED:
+        array = framework.as_numpy(framework.elements_of(value)) if not isinstance(value, np.ndarray) else value
+        key = dtype_registry.key_of(array.dtype)
+        return _shape_of(framework, value, what), DLDataType(*key) if key is not None else None
     if framework is not PLAIN:
         learn(value)
         with export_of(framework.elements_of(value), what) as export:

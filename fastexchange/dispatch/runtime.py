@@ -13,7 +13,7 @@ from ..ground.cfunction import CFunction, cfunction, code_cache
 from ..ground.dtypes import PLAIN_DTYPES, plain_fields_by_type_number
 from ..ground.numba_internals import DispatcherBase
 from ..ground.once import cached_property, once
-from ..interpreter import is_free_threaded
+from ..interpreter import DISABLED, is_free_threaded
 from ..producers import ndarray
 from . import frame, inline_cache, lists, owning_exports, read_arguments, rows, take_exports, vectorcall
 from .self_test import calls_as_numba
@@ -69,7 +69,7 @@ class Runtime:
             self.native.descrs[dtype.num] = id(dtype)
         self.entries = TypeTable(self.native, self._derived_fields)
         self.serials: dict[int, Callable[[], object]] = {}
-        checks = cpython.verify()
+        checks = {"object": False} if DISABLED else cpython.verify()
         self.numba_failures: dict[str, str] = {}
         if not checks["object"]:
             checks = {"object": False}
@@ -99,6 +99,8 @@ class Runtime:
         return fields["kind"].native_fields(fields) if self.is_native else {"kind": 0, "device_kind": 0}
 
     def _why_not_native(self) -> str:
+        if DISABLED:
+            return "FASTEXCHANGE_DISABLE is set"
         if is_free_threaded():
             return "this CPython is free-threaded, and native code relies on the GIL"
         if numba_internals.reports_calls():

@@ -16,15 +16,17 @@ from typing import Any
 import numpy as np
 
 from .._abi import ffi
+from ..arguments.buffer import is_buffer_type
 from ..dispatch.runtime import runtime
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.dlpack import CPU, VERSION
 from ..ground.native import address_of
 from ..ground.safe_repr import shown, type_name
-from ..producers.framework import framework_of_type
+from ..interpreter import DISABLED
+from ..producers.framework import framework_of, framework_of_type
 from .errors import device_name, memory_status_of, wording
 from .export import COPIED, PADDED, Export, copy_of, export_of, is_exportable, known, to_numpy
-from .makers import maker
+from .makers import made_by_python, maker
 from .transfer import vectorcall_transfer
 
 __all__ = ["convert", "from_dlpack", "to_dlpack"]
@@ -114,14 +116,32 @@ def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
     _check_copy(what, copy)
     if device is not None and _device(what, device) != _CPU:
         raise ValueError(f"{what}: NumPy's arrays are on device 'cpu' only, not on {shown(device)}")
+    if DISABLED:
+        array = _by_python(what, x)
+        return _checked(what, array, wanted, copy)
     with export_of(x, what) as export:
         if device is not None and not export.is_on_cpu:
             export.release()
             return from_dlpack(_moved(what, x, copy), dtype=dtype)
         array = to_numpy(export, what)
+    return _checked(what, array, wanted, copy)
+
+
+def _checked(what: str, array: np.ndarray, wanted: np.dtype | None, copy) -> np.ndarray:
     if wanted is not None and array.dtype != wanted:
         raise TypeError(f"{what}: the elements are {array.dtype}, not {wanted}; dtype= does not cast: use .astype()")
     return array.copy(order="K") if copy else array
+
+
+def _by_python(what: str, x) -> np.ndarray:
+    """An array over any tensor's memory, where native code is switched off. Raises TypeError, and what its framework raises."""
+    if isinstance(x, np.ndarray):
+        return x.view(np.ndarray)
+    if not (hasattr(x, "__dlpack__") or is_buffer_type(type(x))):
+        raise TypeError(f"{what}: an object of type {type_name(type(x))} is no tensor: it has no __dlpack__ and no buffer")
+    framework = framework_of(x)
+    framework.check(x)
+    return framework.as_numpy(x)
 
 
 def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
@@ -145,6 +165,9 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
     _check_copy(what, copy)
     is_versioned = _is_versioned(what, max_version)
     wanted = None if device is None else _device(what, device)
+    if DISABLED:
+        array = _by_python(what, x)
+        return (array.copy() if copy else array).__dlpack__(max_version=max_version)
     with export_of(x, what) as export:
         if wanted is None or wanted == export.device:
             return _capsule(what, export, is_versioned, copy)
@@ -212,6 +235,11 @@ def convert(x, to: type, /, *, copy=None):
         raise TypeError(f"{what}: the second argument is the type of the result, not {shown(to)}")
     if to is object:
         raise TypeError(f"{what}: the second argument is a type of tensors, not object")
+    if DISABLED:
+        if issubclass(type(x), to) and not copy:
+            return x
+        array = _by_python(what, x)
+        return made_by_python(what, to, array.copy() if copy else array)
     if issubclass(type(x), to) and not copy and is_exportable(x):
         return x
     make = maker(what, to)

@@ -24,6 +24,7 @@ from ..ground.dtypes import bits_of, storage_of
 from ..ground.native import address_of
 from ..ground.pythonapi import Py_DecRef
 from ..ground.safe_repr import type_name
+from ..interpreter import DISABLED
 from ..producers import numpy_table
 from ..producers.framework import framework_of
 from ..producers.ndarray import dtype_of
@@ -372,6 +373,8 @@ def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int, storage: bool
     `storage`: the kernel's option of that name. Raises NoNumbaType for elements that the kernel does not take, BufferError if the
     CPU cannot read the memory, and the producer's exceptions.
     """
+    if DISABLED:
+        return framework_of(tensor).as_numpy(tensor)
     with Export(tensor, managed_tensor_from_py_object_no_sync) as export:
         dtype = export.tensor.dtype
         field = field_of_type(dtype.code, dtype.bits)

@@ -16,7 +16,18 @@ from ..producers.framework import framework_of_type
 from .errors import device_name, dtype_name
 from .export import Export, known, to_numpy
 
-__all__ = ["has_from_dlpack", "maker"]
+__all__ = ["has_from_dlpack", "made_by_python", "maker"]
+
+
+def made_by_python(what: str, to: type, array: np.ndarray):
+    """Make a tensor of the type `to` over an array's memory, where native code is switched off. Raises TypeError, BufferError."""
+    if to is np.ndarray:
+        return array
+    try:
+        return framework_of_type(to).from_numpy(array, _own_from_dlpack(what, to))
+    except (RuntimeError, ValueError, BufferError) as error:
+        reason = str(error).partition("\n")[0]
+        raise BufferError(f"{what}: no {type_name(to)} can be made of an array of {array.dtype}: {reason}") from error
 
 
 def maker(what: str, to: type, is_exact: bool = True):

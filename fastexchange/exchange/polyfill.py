@@ -16,6 +16,7 @@ from ..ground.cpython import CapsuleType
 from ..ground.once import for_ever, forkable_lock, once
 from ..ground.pythonapi import PyCapsule_New, PyType_Modified
 from ..ground.safe_repr import shown, type_name
+from ..interpreter import DISABLED
 from ..producers import numpy_table
 
 __all__ = ["exchange_api", "polyfill", "unpolyfill"]
@@ -93,6 +94,8 @@ def polyfill(cls: type, /) -> None:
 
     Raises TypeError for types for which this package has no table, ValueError for a type with a table of its own.
     """
+    if DISABLED:
+        return
     if cls is not np.ndarray:
         raise TypeError(f"only numpy.ndarray can be given an exchange table, not {shown(cls)}")
     capsule = _numpy_capsule()
@@ -114,6 +117,8 @@ def polyfill(cls: type, /) -> None:
 def unpolyfill(cls: type, /) -> None:
     """Undo :func:`polyfill`. Raises ValueError for a type that is not polyfilled."""
     with _lock:
+        if DISABLED:
+            return
         if not isinstance(cls, type) or cls not in _polyfilled:
             raise ValueError(f"{shown(cls)} is not polyfilled")
         _polyfilled.remove(cls)

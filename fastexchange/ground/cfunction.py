@@ -19,6 +19,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import config
 
+from ..interpreter import DISABLED
 from . import numba_code, numba_internals
 from .disk_cache import FOLDER, CacheFolder, claiming, user_cache
 from .native import native
@@ -331,6 +332,8 @@ class CFunction:
     def address(self) -> int:
         """The address of the C function in this process. It never changes."""
         if not self._address:
+            if DISABLED:
+                raise RuntimeError(f"FASTEXCHANGE_DISABLE is set, and this needs native code ({self.__name__})")
             if numba_internals.failures():
                 signature = self._result(*self._arguments)
                 self._by_numba = numba.cfunc(signature, error_model="numpy")(self._python_function)

@@ -29,6 +29,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import compiler, config
 
+from ..interpreter import DISABLED
 from .passing import reraise_passing
 from .pythonapi import prototype
 
@@ -124,6 +125,8 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
 @functools.cache
 def failures() -> dict[str, str]:
     """By name, how the installed Numba and llvmlite differ from what this package expects. Empty if they do not."""
+    if DISABLED:
+        return {"disabled": "FASTEXCHANGE_DISABLE is set"}
     found = dict(_missing)
     for each in _checks:
         try:

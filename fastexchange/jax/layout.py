@@ -16,6 +16,7 @@ import numpy as np
 from ..ground.once import once
 from ..ground.passing import reraise_passing
 from ..ground.readable import read_word
+from ..interpreter import DISABLED
 
 __all__ = ["Layout", "array_type", "is_traced_type", "layout"]
 
@@ -53,6 +54,8 @@ def is_traced_type(cls: type) -> bool:
 @once
 def layout() -> "Layout | str":
     """The layout; a text that says why not, if it is not as expected."""
+    if DISABLED:
+        return "FASTEXCHANGE_DISABLE is set"
     try:
         return _find()
     except Exception as error:  # a jaxlib with other private functions

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 __all__ = ["PLAIN", "Framework", "framework_of", "framework_of_type", "framework_that_sees", "frameworks"]
 
 
@@ -59,6 +61,14 @@ class Framework:
     def detached(self, tensor):
         """A tensor that shows the same memory, and that no other code can change."""
         return tensor
+
+    def as_numpy(self, tensor) -> np.ndarray:
+        """A NumPy array over a tensor's memory, by functions of Python alone. Raises what they raise."""
+        return np.from_dlpack(tensor) if hasattr(tensor, "__dlpack__") else np.asarray(memoryview(tensor))
+
+    def from_numpy(self, array: np.ndarray, from_dlpack):
+        """A tensor over an array's memory, by functions of Python alone: `from_dlpack` is the framework's."""
+        return from_dlpack(array)
 
     def hold_memory(self, tensor) -> None:
         """Let nothing free the memory of a tensor while exports of it are in use."""

@@ -24,6 +24,7 @@ from ..ground.native import address_of
 from ..ground.once import once
 from ..ground.passing import reraise_passing
 from ..ground.readable import is_readable, read_byte, read_bytes, read_word
+from ..interpreter import DISABLED
 from . import samples
 from .storages import forbid_resizing_of, without_modes
 
@@ -109,7 +110,10 @@ class Guard:
         self.can_ask = False
         self.why: dict[str, str] = {}
         """Why ``keys``, ``storage``, ``checked``, ``autograd``, ``dtype`` or ``queries`` could not be found."""
-        alone(self._find)
+        if DISABLED:
+            self.why["views"] = "FASTEXCHANGE_DISABLE is set"
+        else:
+            alone(self._find)
         if self.can_ask:
             self._set(queries=address_of(self._queries))
         if not self.knows_all:

@@ -1,7 +1,11 @@
 """What PyTorch's tensors have besides what DLPack says of them."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
+import numpy as np
+
+from ..ground.dtype_registry import ML_DTYPES, dtype_of
 from ..producers.framework import Framework
 from . import modes
 from .checks import (
@@ -67,6 +71,27 @@ class _PyTorch(Framework):
 
     def detached(self, tensor):
         return tensor.detach()
+
+    def as_numpy(self, tensor) -> np.ndarray:
+        """See :class:`Framework`. Elements of which only ml_dtypes has a type are viewed as integers first."""
+        import torch
+
+        key = ML_DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+        if key is None or tensor.device.type != "cpu":
+            return tensor.detach().numpy()
+        with suppress(ImportError):
+            import ml_dtypes  # noqa: F401  (then their types have dtypes)
+        dtype = dtype_of(*key)
+        if dtype is None:
+            raise BufferError(f"NumPy has no dtype for elements {tensor.dtype}: install ml_dtypes")
+        return tensor.detach().view(getattr(torch, f"int{key[1]}")).numpy().view(dtype)
+
+    def from_numpy(self, array: np.ndarray, from_dlpack):
+        import torch
+
+        if str(array.dtype) not in ML_DTYPES:
+            return torch.from_numpy(array)
+        return torch.from_numpy(array.view(f"int{8 * array.itemsize}")).view(getattr(torch, str(array.dtype)))
 
     def hold_memory(self, tensor) -> None:
         forbid_resizing(tensor)
