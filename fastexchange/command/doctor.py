@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import __file__ as package_file
-from ..interpreter import is_free_threaded
+from ..interpreter import DISABLED, is_free_threaded
 from ..measuring.tables import Row, progress, show
 from ..version import DISTRIBUTION, __version__
 from .probe import FRAMEWORKS, NOTHING, OK, SLOW, UNKNOWN, WRONG, Finding, failure, one_line
@@ -195,6 +195,9 @@ def _environment() -> Iterator[Finding]:
             variable = f"NUMBA_{name.removesuffix('_DEFAULT')}"
             advice = f"unset {variable}" if variable in os.environ else f"it is set in a file, {config._config_fname}"
             yield Finding(section, variable, SLOW, f"{int(value)}: {means}", advice)
+    if DISABLED:
+        text = "Python makes all calls, by Numba's dispatcher and NumPy's views; this report's tests ignore the setting"
+        yield Finding(section, "FASTEXCHANGE_DISABLE", SLOW, text, "unset FASTEXCHANGE_DISABLE")
     slow = {f"NUMBA_{name.removesuffix('_DEFAULT')}" for name in _SETTINGS}
     for name in sorted(os.environ):
         if name.startswith("NUMBA_") and name not in slow:
@@ -222,7 +225,7 @@ def _probed(topic: str, seconds: float) -> list[Finding]:
         done = subprocess.run(
             [*command, "-m", f"{__package__}.probe", topic],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
-            env={**os.environ, "NUMBA_DISABLE_JIT": "0"},
+            env={**os.environ, "NUMBA_DISABLE_JIT": "0", "FASTEXCHANGE_DISABLE": "0"},
         )  # fmt: skip
     except subprocess.TimeoutExpired as late:
         found = list(_parsed(late.stdout or b""))

@@ -37,7 +37,11 @@ def run(options: argparse.Namespace) -> int:
 def _own_code() -> int:
     """Load all native code of this package, or compile what the machine does not have."""
     from ..ground.cfunction import code_cache
+    from ..interpreter import DISABLED
     from .native_code import native_code
+
+    if DISABLED:
+        raise CommandError("FASTEXCHANGE_DISABLE is set, so no native code is used, or made")
 
     for each in native_code():
         each.address  # noqa: B018 - reading it loads or compiles the function

@@ -69,10 +69,10 @@ class Runtime:
             self.native.descrs[dtype.num] = id(dtype)
         self.entries = TypeTable(self.native, self._derived_fields)
         self.serials: dict[int, Callable[[], object]] = {}
-        checks = {"object": False} if DISABLED else cpython.verify()
+        checks = {} if DISABLED else cpython.verify()
         self.numba_failures: dict[str, str] = {}
-        if not checks["object"]:
-            checks = {"object": False}
+        if not checks.get("object"):
+            checks = dict.fromkeys(checks.keys() & {"object"}, False)
         else:
             checks["ndarray"] = ndarray.verify()
             self.numba_failures = numba_internals.failures()

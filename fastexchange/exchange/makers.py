@@ -23,9 +23,10 @@ def made_by_python(what: str, to: type, array: np.ndarray):
     """Make a tensor of the type `to` over an array's memory, where native code is switched off. Raises TypeError, BufferError."""
     if to is np.ndarray:
         return array
+    own = _own_from_dlpack(what, to)
     try:
-        return framework_of_type(to).from_numpy(array, _own_from_dlpack(what, to))
-    except (RuntimeError, ValueError, BufferError) as error:
+        return framework_of_type(to).from_numpy(array, own)
+    except (RuntimeError, TypeError, ValueError, BufferError) as error:
         reason = str(error).partition("\n")[0]
         raise BufferError(f"{what}: no {type_name(to)} can be made of an array of {array.dtype}: {reason}") from error
 

@@ -101,7 +101,7 @@ def test_what_is_slow(tmp_path):
         torch_offsets.Guard._find_storage = lambda self: 1 / 0
         """
     path = without(tmp_path, *(set(probe.FRAMEWORKS) - {"torch"}), code=textwrap.dedent(code))
-    settings = {"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache"), "NUMBA_DISABLE_JIT": "1"}
+    settings = {"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache"), "NUMBA_DISABLE_JIT": "1", "FASTEXCHANGE_DISABLE": "1"}
     done = run("doctor", "--json", path=path, **settings)
     assert done.returncode == 0 and json.loads(done.stdout)["verdict"] == "slow", done.stdout
     found = {key: line for key, line in lines(done).items() if line["status"] == "slow"}
@@ -110,6 +110,7 @@ def test_what_is_slow(tmp_path):
         ("types", "float"): "path numba, 4 calls are right",
         ("disk cache", "directory"): "cannot be written",
         ("environment", "NUMBA_DISABLE_JIT"): "nothing is compiled",
+        ("environment", "FASTEXCHANGE_DISABLE"): "Python makes all calls",
     }
     if torch is not None:
         expected |= {("frameworks", "torch: storage"): "PyTorch is asked about each tensor", ("frameworks", "torch.Tensor"): ""}

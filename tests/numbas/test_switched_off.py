@@ -1,0 +1,122 @@
+"""``FASTEXCHANGE_DISABLE=1``: programs do what they did, by Numba's dispatcher and NumPy's views; nothing native is loaded."""
+
+import pytest
+from interpreter import run_python
+
+pytestmark = pytest.mark.slow
+PROGRAM = """
+import pickle, sys, warnings
+import numpy as np
+import fastexchange
+from fastexchange import fast_args
+try:
+    import jax, torch
+except ImportError:  # only NumPy's arrays
+    torch = None
+warnings.simplefilter("ignore")
+
+@fast_args(out="x[n], grad_y[n] -> grad_x[n]")
+def square_backward(x, grad_y, grad_x):
+    for i in range(x.shape[0]):
+        grad_x[i] = 2 * x[i] * grad_y[i]
+
+@fast_args(out="x[n] -> y[n]", backward=square_backward)
+def square(x, y):
+    for i in range(x.shape[0]):
+        y[i] = x[i] * x[i]
+
+@fast_args
+def total(x, k=1.0):
+    s = 0.0
+    for value in x:
+        s += value
+    return s * k
+
+@fast_args
+def changed(x):
+    x[0] += 1
+    return x, x[1:], x * 2
+
+firsts = fast_args(lambda xs: xs[0][0] + xs[1][0])
+
+def say(what, call):
+    try:
+        result = call()
+    except Exception as error:
+        result = type(error).__name__, "argument 'x' (position 0)" in str(error)
+    print(what, type(result).__name__, str(result).replace("\\n", " "))
+
+def of_numpy():
+    x = np.arange(3.0)
+    say("total", lambda: (total(x), total(x, k=2), total.bind(x)(), total(np.arange(3)), total(b"ab"), total((1, 2))))
+    say("square", lambda: (square(x), square(x, np.empty(3)), square(np.ones(3, np.float16))))
+    say("changed", lambda: changed(x.copy()))
+    say("firsts", lambda: (firsts([x, x]), firsts((x, x))))
+    say("pickled", lambda: pickle.loads(pickle.dumps(total))(x))
+    say("precompiled", lambda: total.precompile((np.ones(2, np.int8),)))
+    say("declared", lambda: fast_args("float64(float64[::1])", nogil=True)(lambda x: x.sum())(x))
+    say("from_dlpack", lambda: (fastexchange.from_dlpack(x), fastexchange.from_dlpack(b"ab", dtype="u1", copy=True)))
+    say("capsule", lambda: "dltensor_versioned" in str(fastexchange.to_dlpack(x, max_version=(1, 0))))
+    say("polyfill", lambda: (fastexchange.polyfill(np.ndarray), fastexchange.unpolyfill(np.ndarray)))
+    for wrong in (object(), "text", np.ones(3, ">f8"), None):
+        say("refused", lambda: total(wrong))
+    say("too few", total)
+    say("shapes", lambda: square(x, np.empty(4)))
+    say("no tensor", lambda: fastexchange.from_dlpack(3))
+
+def of_frameworks():
+    import jax.numpy as jnp
+
+    x = torch.arange(3.0)
+    say("total", lambda: (total(x), total(x.to(torch.int8)), total(jnp.arange(3)), total(x.numpy())))
+    say("square", lambda: (square(x), square(jnp.arange(3.0)), square(x, torch.empty(3))))
+    say("half", lambda: [square(x.to(dtype)) for dtype in (torch.bfloat16, torch.float16)])
+    say("half", lambda: square(jnp.arange(3, dtype=jnp.bfloat16)))
+    say("bits", lambda: fast_args(storage=True)(lambda x: x[1])(x.to(torch.bfloat16)))
+    say("changed", lambda: changed(x.clone()))
+    say("same", lambda: changed(x)[0] is x)
+    say("returns", lambda: fast_args(returns=torch.Tensor)(lambda x: x * 2)(np.ones(2)))
+    say("firsts", lambda: (firsts([x, x]), firsts((x, np.ones(2, np.float32)))))
+
+    def gradient():
+        y = torch.ones(3, requires_grad=True)
+        square(y).sum().backward()
+        return y.grad
+
+    say("gradient", gradient)
+    say("gradient", lambda: jax.jit(jax.grad(lambda x: square(x).sum()))(jnp.ones(3)))
+    say("vmap", lambda: torch.vmap(square)(torch.ones(2, 3)))
+    say("compile", lambda: torch.compile(lambda x: square(x) + 1, backend="eager", fullgraph=True)(x))
+    say("operator", lambda: square.as_torch_op("off::square")(x))
+    z = torch.ones(3, dtype=torch.complex64)
+    odd = torch.ones(3, requires_grad=True), z.conj(), z.conj().imag, torch.eye(3).to_sparse(), torch.ones(3, device="meta")
+    for each in odd:
+        say("refused", lambda: total(each))
+    say("converted", lambda: (fastexchange.convert(np.ones(2), torch.Tensor), fastexchange.convert(x, jax.Array)))
+    say("converted", lambda: (fastexchange.from_dlpack(x), fastexchange.convert(x.to(torch.bfloat16), np.ndarray)))
+    say("no type", lambda: fastexchange.convert(x, int))
+
+of_numpy()
+if torch is not None:
+    of_frameworks()
+"""
+OFF = """
+from fastexchange.ground.cfunction import code_cache
+counts = [each.counts().fast for each in (total, square, changed, firsts)]
+assert not any(counts) and code_cache.shipped + code_cache.hits + code_cache.misses == 0, (counts, vars(code_cache))
+assert "FASTEXCHANGE_DISABLE is set" in str(total.explain(np.ones(3))) + str(fastexchange.explain(np.ones(3)))
+try:
+    fastexchange.exchange_api(np.ndarray)
+except RuntimeError as error:
+    assert "FASTEXCHANGE_DISABLE is set" in str(error)
+else:
+    raise AssertionError("a table of native functions was made")
+"""
+
+
+def test_a_program_does_the_same(tmp_path):
+    on = run_python(PROGRAM, FASTEXCHANGE_DISABLE="0").stdout.splitlines()
+    off = run_python(PROGRAM + OFF, NUMBA_CACHE_DIR=str(tmp_path / "off"), FASTEXCHANGE_DISABLE="1").stdout.splitlines()
+    assert len(on) > 15 and "square tuple" in "\n".join(on)
+    assert off == on
+    assert not list(tmp_path.glob("off/**/*.code"))
