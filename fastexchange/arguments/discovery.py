@@ -3,6 +3,8 @@
 from typing import Any
 
 from ..dispatch.runtime import runtime
+from ..ground.log import say
+from ..ground.safe_repr import type_name
 from ..interpreter import DISABLED
 from ..jax import array_kind
 from ..torch import tensor_kind
@@ -65,6 +67,7 @@ def learn_type(cls: type, instance=None) -> bool:
         return False
     found = discover(cls, instance)
     entries.add(cls, found.holder, **_fields(found))
+    say("%s: path %s%s", type_name(cls), found.path, "; ".join(["", *found.notes]))
     return True
 
 

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 from numba.core.errors import TypingError
 
-from ..arguments.discovery import fields_of
+from ..arguments.discovery import discover, fields_of
 from ..arguments.ndarrays import is_masked_array
 from ..dispatch import structs
 from ..exchange.convert import from_dlpack
@@ -15,10 +15,12 @@ from ..exchange.errors import argument, check_tensors, mixed, refuse_value, refu
 from ..exchange.export import exporter_of_another, numpy_view
 from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
 from ..ground.half import NotForHalf
+from ..ground.log import is_heard, say
 from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match
 from ..ground.omitted import OMITTED
 from ..ground.parameters import flatten, item_of, with_items
 from ..ground.passing import may_pass
+from ..ground.safe_repr import type_name
 from ..producers.framework import PLAIN, framework_of
 from ..producers.ndarray import dtype_of
 from .compile_errors import add_call, check_items, is_half, raise_named, why_not_compiled, why_not_declared
@@ -65,8 +67,19 @@ def call_numba(kernel, bound: tuple, is_made: bool = True):
         del reworded
 
 
+def _say_why(kernel, bound: tuple) -> None:
+    """Log why Numba's dispatcher makes a call: once for each combination of types."""
+    given = [type(value) for value in bound if value is not OMITTED]
+    found = [discover(cls) for cls in given]
+    slow = [f"{type_name(cls)}: {each.notes[-1]}" for cls, each in zip(given, found, strict=True) if each.path == "numba"]
+    why = kernel._native.runtime.why_not_native or "; ".join(slow) or "native code cannot call the code for these types"
+    say("slow: Numba's own dispatcher makes %s(%s): %s", kernel.__qualname__, ", ".join(map(type_name, given)), why)
+
+
 def _let_numba_take(kernel, bound: tuple) -> None:
-    """Let native code leave later calls with such arguments to Numba's dispatcher, if it makes calls at all."""
+    """Let native code leave later calls with such arguments to Numba's dispatcher, if it makes calls at all. Log why."""
+    if is_heard():
+        _say_why(kernel, bound)
     if kernel._native.runtime.is_native:
         for value in bound:
             let_numba_take(value)

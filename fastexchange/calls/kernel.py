@@ -15,6 +15,7 @@ from numba.core import compiler, sigutils
 
 from ..ground.cpython import NativeDispatcher, enable_vectorcall
 from ..ground.disk_cache import claiming
+from ..ground.log import is_heard, say
 from ..ground.numba_internals import (
     CPUDispatcher,
     compile_with,
@@ -232,6 +233,9 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         if self._pattern is not None:
             check_outputs(self, cres)
             warn_of_lost_fractions(self, cres)
+        if is_heard():
+            where = "loaded from disk" if cres.metadata is None else "compiled"
+            say("kernel %s.%s(%s): %s", self.__module__, self.__qualname__, ", ".join(map(str, cres.signature.args)), where)
         is_further = self._can_compile and tuple(cres.signature.args) not in self.overloads
         super().add_overload(cres)
         if not is_further:

@@ -11,6 +11,7 @@ from .._abi import ffi
 from ..ground import cpython, numba_internals
 from ..ground.cfunction import CFunction, cfunction, code_cache
 from ..ground.dtypes import PLAIN_DTYPES, plain_fields_by_type_number
+from ..ground.log import say
 from ..ground.numba_internals import DispatcherBase
 from ..ground.once import cached_property, once
 from ..interpreter import DISABLED, is_free_threaded
@@ -82,6 +83,8 @@ class Runtime:
                 self.numba_failures = {"calls": why} if why else {}
         self.unverified = [name for name, holds in checks.items() if not holds]
         self.why_not_native = self._why_not_native()
+        if self.why_not_native:
+            say("Numba's own dispatcher makes all calls: %s", self.why_not_native)
         if self.is_native:
             self.native.numbas_call = cpython.address_of_call(DispatcherBase)
             self._nothing = ffi.new("fx_entry *")

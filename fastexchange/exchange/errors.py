@@ -7,6 +7,7 @@ from ..dispatch import structs
 from ..ground import dltensor, dtype_registry
 from ..ground.dlpack import DLDataTypeCode, DLDeviceType, type_of_field
 from ..ground.dtypes import FIRST_PARAMETRIC, field_to_dtype, storage_of
+from ..ground.log import say
 from ..ground.native import address_of
 from ..ground.parameters import flatten, value_at
 from ..ground.safe_repr import type_name
@@ -191,7 +192,9 @@ def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
 
 def refuse_value(kernel, position: int, value, why: str) -> NoReturn:
     """Raise BufferError for `value`, the argument at `position` or a part of it."""
-    raise BufferError(f"{argument(kernel, position)}, a {type_name(type(value))}, cannot be passed to the kernel: {why}")
+    refusal = f"{argument(kernel, position)}, a {type_name(type(value))}, cannot be passed to the kernel: {why}"
+    say("refused: %s", refusal)
+    raise BufferError(refusal)
 
 
 def refuse_device(kernel, position: int, value, device: int, other: int) -> NoReturn:
@@ -232,7 +235,9 @@ def refused(kernel, position: int, error: BaseException) -> NoReturn:
                 add_note(error, f"raised for {argument(kernel, position)}")
             raise error
         why = "cannot be passed to the kernel" if position >= 0 else "is not known"
-        raise type(error)(f"{argument(kernel, position)} {why}: {error}") from error
+        refusal = f"{argument(kernel, position)} {why}: {error}"
+        say("refused: %s", refusal)
+        raise type(error)(refusal) from error
     finally:
         del error  # its traceback holds this frame
 

@@ -22,6 +22,7 @@ from numba.core import config
 from ..interpreter import DISABLED
 from . import numba_code, numba_internals
 from .disk_cache import FOLDER, CacheFolder, claiming, user_cache
+from .log import say
 from .native import native
 from .numba_internals import global_compiler_lock
 from .once import cached_property
@@ -226,6 +227,7 @@ class CodeCache:
         except numba_code.LostCode:
             return None
         self.shipped += 1
+        say("native code %s: shipped with the package", _name_of(key))
         return library, addresses, None
 
     def _loaded_or_built(self, key: tuple, full_key: str, build):
@@ -253,6 +255,7 @@ class CodeCache:
                 except numba_code.LostCode:
                     continue
                 self.hits += 1
+                say("native code %s: loaded from %s", _name_of(key), folder.path)
                 return library, addresses, extra
         return None
 
@@ -262,6 +265,7 @@ class CodeCache:
         with _jit_enabled(), _announced if key[0] == "function" else contextlib.nullcontext():
             library, symbols, extra = build()
         self.misses += 1
+        say("native code %s: compiled", _name_of(key))
         if full_key:  # code that cannot be saved still works in this process
             with contextlib.suppress(RuntimeError):  # Ctrl-C in LLVM's callback: Numba has no copy of the code
                 state = numba_code.serialized(library, symbols), extra
