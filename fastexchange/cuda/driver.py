@@ -31,6 +31,7 @@ _SIGNATURES_OF = 12000
 """The version of CUDA that defines the functions' signatures: newer versions change some (``cuCtxGetDevice``, 13.0)."""
 _STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911))
 """Errors after which, by the driver's documentation, the process cannot use CUDA any more."""
+_INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 _ABSENT = (500, 801)  # CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED
 _NO_CONTEXT, _IS_DESTROYED = 201, 709  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_CONTEXT_IS_DESTROYED
 _ADVICE = {
@@ -225,26 +226,33 @@ class Driver:
                 return code
         return 0
 
-    def parameters_of(self, function: int) -> tuple[tuple[int, int], ...] | None:
-        """(offset, size) in bytes of each parameter of a ``CUfunction``; None if this driver cannot tell.
+    def parameter_count(self, function: int) -> int | None:
+        """The number of parameters of a ``CUfunction``; None if this driver, before 13.2, or its bindings cannot tell."""
+        answer = self._answer("cuFuncGetParamCount", function)
+        return None if answer is None else int(answer[0])
 
-        Raises CudaError if the driver fails.
+    def parameter(self, function: int, index: int) -> tuple[int, int] | None:
+        """(offset, size) in bytes of a parameter of a ``CUfunction``; None if this driver, before 12.4, cannot tell.
+
+        Also None if there is no such parameter: that is an error of the driver's, which compute-sanitizer reports.
         """
-        if not hasattr(self.bindings, "cuFuncGetParamInfo"):
+        answer = self._answer("cuFuncGetParamInfo", function, index)
+        return None if answer is None else (int(answer[0]), int(answer[1]))
+
+    def _answer(self, name: str, function: int, *args) -> list | None:
+        """What the driver says of a ``CUfunction``; None if it cannot tell. Raises CudaError for any other failure."""
+        ask = getattr(self.bindings, name, None)
+        if ask is None:
             return None
-        found: list[tuple[int, int]] = []
-        while True:
-            try:
-                code, *info = self.bindings.cuFuncGetParamInfo(self.bindings.CUfunction(function), len(found))
-            except RuntimeError:  # a driver before 12.4 lacks the function
-                return None
-            if int(code) in _ABSENT:
-                return None
-            if int(code) and int(code) != 1:  # CUDA_ERROR_INVALID_VALUE: no further parameter
-                raise self.error(int(code), "cuFuncGetParamInfo")
-            if int(code):
-                return tuple(found)
-            found.append((int(info[0]), int(info[1])))
+        try:
+            code, *answer = ask(self.bindings.CUfunction(function), *args)
+        except RuntimeError:  # the bindings are newer than the driver, which lacks the function
+            return None
+        if int(code) in (_INVALID_VALUE, *_ABSENT):
+            return None
+        if int(code):
+            raise self.error(int(code), name)
+        return answer
 
     @cached_property
     def attributes(self):

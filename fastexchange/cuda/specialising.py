@@ -18,6 +18,8 @@ from .driver import driver
 
 __all__ = ["check_range", "compiled_for", "load", "raise_out_of_range", "specialise", "taken_for", "types_given"]
 
+_without_more: set[str] = set()
+"""The names of the packages of which a kernel has no more parameters than are expected of it."""
 _loading = forkable_lock()
 """Packages are not thread-safe while they load a kernel: another thread could find it half loaded."""
 
@@ -47,7 +49,7 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> Over
         why_not = compiled.why_not()
         if changes is None:
             why_not = "only the package can convert an argument to the type in the declared signature"
-        elif not why_not and not is_as_driver_says(compiled, parameters):
+        elif not why_not and not is_as_driver_says(target, compiled, parameters):
             why_not = "the driver reports other parameters than expected, or none (before CUDA 12.4)"
         if why_not or changes is None:
             native.why_own[keys] = why_not
@@ -96,10 +98,25 @@ def position_of(word: int, given: tuple) -> int:
     return len(given) - 1
 
 
-def is_as_driver_says(compiled, parameters) -> bool:
-    """Whether a loaded kernel has these parameters according to the driver."""
-    found = driver().parameters_of(compiled.function())
-    return found is not None and [size for _, size in found] == [parameter.size for parameter in parameters]
+def is_as_driver_says(target, compiled, parameters) -> bool:
+    """Whether a loaded kernel has these parameters according to the driver.
+
+    A parameter too many would be read beyond those of a launch. A driver that does not count them is asked for the parameter
+    after the last one, of one kernel of each package: hidden parameters are a package's convention. There is none, so the driver
+    reports an error.
+    """
+    cuda, function = driver(), compiled.function()
+    count = cuda.parameter_count(function)
+    if count is not None and count != len(parameters):
+        return False
+    found = [cuda.parameter(function, i) for i in range(len(parameters))]
+    if any(each is None or each[1] != parameter.size for each, parameter in zip(found, parameters, strict=True)):
+        return False
+    if count is None and target.name not in _without_more:
+        if cuda.parameter(function, len(parameters)) is not None:
+            return False
+        _without_more.add(target.name)
+    return True
 
 
 def load(kernel, keys: tuple[int, ...], device: int, native) -> None:

@@ -5,6 +5,7 @@ meanwhile, which call the driver and note what it took. What the packages launch
 """
 
 import ctypes
+import itertools
 import threading
 
 import cuda_stub
@@ -80,7 +81,8 @@ class Recorder:
 
     def _note(self, api, function, grid, block, shared, stream, pointers, cluster, is_cooperative) -> None:
         if function not in self._parameters:
-            self._parameters[function] = self._driver.parameters_of(function) or ()
+            parameters = (self._driver.parameter(function, i) for i in itertools.count())
+            self._parameters[function] = tuple(itertools.takewhile(bool, parameters))
         spans = self._parameters[function]
         at = ctypes.cast(pointers, ctypes.POINTER(ctypes.c_void_p))
         parameters = tuple(ctypes.string_at(at[i], size) for i, (_, size) in enumerate(spans))

@@ -166,29 +166,57 @@ def test_a_cuda_error_is_one_after_pickling():
 _OTHER_PARAMETERS = """
 from cuda.bindings import driver as bindings
 
-original = bindings.cuFuncGetParamInfo
+info, count = bindings.cuFuncGetParamInfo, bindings.cuFuncGetParamCount
+success, invalid = bindings.CUresult.CUDA_SUCCESS, bindings.CUresult.CUDA_ERROR_INVALID_VALUE
+sizes = [8] * {"numba.cuda": 8, "numba_cuda_mlir.cuda": 6}[cuda.__name__]
 
-def other_sizes(function, i):
-    return (bindings.CUresult.CUDA_SUCCESS, 8 * i, 4) if i < 2 else (bindings.CUresult.CUDA_ERROR_INVALID_VALUE,)
+def says(*sizes):
+    return lambda function, i: (success, 8 * i, sizes[i]) if i < len(sizes) else (invalid,)
 
-def absent(function, i):
+def absent(function, *args):
     raise RuntimeError("it is not found")
 
-def not_found(function, i):
+def not_found(function, *args):
     return bindings.CUresult.CUDA_ERROR_NOT_FOUND,
 
+def counts(number):
+    return lambda function: (success, number)
+
 x = cuda.to_device(np.zeros(4, np.float32))
-for function in (other_sizes, absent, not_found, None, original):
-    if function is None:
-        del bindings.cuFuncGetParamInfo
-    else:
-        bindings.cuFuncGetParamInfo = function
+
+def check(info, count):
+    for name, function in (("cuFuncGetParamInfo", info), ("cuFuncGetParamCount", count)):
+        vars(bindings).pop(name, None)
+        if function is not None:
+            setattr(bindings, name, function)
     stub.clear()
     kernel = fast_args(cuda.jit(lambda x, a: None))
     for _ in range(4):
         kernel[2, 32](x, 1.5)
     said = str(kernel.explain(x, 1.5))
     print(len(stub.launches), kernel.counts().fast, "own launch: the driver reports other parameters" in said)
+
+for other in (absent, not_found, None, says(*sizes[:-1]), says(*sizes[:-1], 4), says(*sizes, 8)):
+    for no_count in (absent, not_found, None):
+        check(other, no_count)
+for number in (len(sizes) - 1, len(sizes) + 1):
+    check(says(*sizes), counts(number))
+check(says(*sizes), counts(len(sizes)))
+check(info, count)
+"""
+# What fails is what compute-sanitizer reports. The packages themselves ask for nothing that fails.
+_QUESTIONS = """
+cuda.to_device(np.zeros(4, np.float32))
+def three(x, y, a):
+    cuda.syncthreads()
+
+stub.clear()
+kernels, x = [fast_args(cuda.jit(function)) for function in (lambda x: None, lambda x, a: None, three)], DeviceTensor((4,))
+for _ in range(4):
+    kernels[0][2, 32](x)
+    kernels[1][2, 32](x, 1.5)
+    kernels[2][2, 32](x, x, 1j)
+print([kernel.counts().fast for kernel in kernels], stub.failed)
 """
 _ODD_INTERPRETER = """
 from fastexchange.ground import cpython
@@ -231,7 +259,13 @@ _NO_LAUNCHES = "native code makes no launches here, so use the dispatcher: the l
 
 @pytest.mark.both_packages
 def test_where_the_driver_reports_other_parameters(package):
-    assert run_package(_OTHER_PARAMETERS, package) == "4 0 True\n" * 4 + "4 3 False\n"
+    assert run_package(_OTHER_PARAMETERS, package) == "4 0 True\n" * (18 + 2) + "4 3 False\n" * 2
+
+
+@pytest.mark.both_packages
+@pytest.mark.parametrize("version, errors", [(13020, []), (13000, ["cuFuncGetParamInfo"])])
+def test_a_driver_that_counts_parameters_is_asked_for_no_other(package, version, errors):
+    assert run_package(f"stub.set_version({version})\n{_QUESTIONS}", package) == f"[3, 3, 3] {errors}\n"
 
 
 def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package):

@@ -58,6 +58,11 @@ def _plain(value):
     return _ffi().string(value).decode() if kind.item.cname == "char" else int(_ffi().cast("uintptr_t", value))
 
 
+def _plain_name(name) -> str:
+    """A function's name without its version."""
+    return re.sub(r"_v\d+$", "", _plain(name))
+
+
 def _launch(record) -> Launch:
     packed = _ffi().buffer(record.bytes, record.size)[:]
     spans = [(record.parameters[i].offset, record.parameters[i].size) for i in range(record.parameter_count)]
@@ -93,15 +98,19 @@ class Stub:
     @property
     def trace(self) -> list[str]:
         """The names of all functions called while `set_trace` was on, without their versions."""
-        names = [_plain(self._lib.stub_trace_at(i)) for i in range(self._lib.stub_trace_count())]
-        return [re.sub(r"_v\d+$", "", name) for name in names]
+        return [_plain_name(self._lib.stub_trace_at(i)) for i in range(self._lib.stub_trace_count())]
+
+    @property
+    def failed(self) -> list[str]:
+        """The names of the functions whose calls failed, each of which compute-sanitizer would report; not injected errors."""
+        return [_plain_name(self._lib.stub_failed_at(i)) for i in range(self._lib.stub_failed_count())]
 
     @property
     def fast_count(self) -> int:
         return self._lib.stub_fast_count()
 
     def clear(self) -> None:
-        """Empty `launches`, `log`, `trace` and `fast_count`."""
+        """Empty `launches`, `log`, `trace`, `failed` and `fast_count`."""
         self._lib.stub_clear()
         self._launches = []
 
@@ -122,6 +131,10 @@ class Stub:
     def set_devices(self, count: int) -> None:
         """Set the number of devices: before the first use of the driver."""
         assert self._lib.stub_set_devices(count), f"{count} devices: at most 8, and before cuInit"
+
+    def set_version(self, version: int) -> None:
+        """Set the driver's version, 13000 if it is not set: before its first use. Newer functions are absent."""
+        assert self._lib.stub_set_version(version), "before cuInit"
 
     def set_capability(self, device: int, major: int, minor: int) -> None:
         """Set the compute capability of a device: before the first use of the driver."""

@@ -174,6 +174,7 @@ static _Thread_local int capture_mode;
 LIST(stub_launch *, launches);
 LIST(stub_entry, entries);
 LIST(const char *, trace);
+LIST(const char *, failed);
 LIST(char *, missing);
 LIST(Allocation, allocations); /* by base, rising */
 
@@ -271,7 +272,13 @@ static CUresult enter(const char *function, int anytime)
 /* Every function of the driver begins with one of these, and ends with LEAVE: the lock is held between them. */
 #define ENTER_WITH(anytime) do { CUresult code_ = enter(__func__, anytime); if (code_) return code_; } while (0)
 #define ENTER ENTER_WITH(0)
-#define LEAVE(result) do { CUresult code_ = (result); pthread_mutex_unlock(&lock); return code_; } while (0)
+#define LEAVE(result) do { \
+        CUresult code_ = (result); \
+        if (code_) \
+            APPEND(failed, __func__); \
+        pthread_mutex_unlock(&lock); \
+        return code_; \
+    } while (0)
 #define CHECK(condition, error) do { if (!(condition)) LEAVE(error); } while (0)
 #define TRY(expression) do { CUresult tried_ = (expression); CHECK(!tried_, tried_); } while (0)
 
@@ -360,8 +367,6 @@ __attribute__((constructor)) static void prepare(void)
     const char *text = getenv("CUDA_STUB_DEVICES");
     if (text)
         stub_set_devices(atoi(text));
-    if ((text = getenv("CUDA_STUB_VERSION")))
-        driver_version = atoi(text);
     for (int device = 0; device < MAX_DEVICES; device++) {
         capability[device][0] = 9;
         capability[device][1] = 0;
@@ -2800,7 +2805,8 @@ static const struct Entry { const char *name; int version; Function function; } 
     V(cuModuleGetGlobal, 0, cuModuleGetGlobal_v2), F(cuModuleLoadData), F(cuModuleLoadDataEx), F(cuModuleUnload),
     F(cuModuleGetFunction), F(cuModuleGetFunctionCount), F(cuModuleGetLoadingMode), F(cuKernelGetFunction),
     F(cuKernelGetLibrary), F(cuKernelGetName), F(cuFuncGetName), F(cuFuncGetModule), F(cuKernelGetParamInfo),
-    F(cuFuncGetParamInfo), F(cuKernelGetParamCount), F(cuFuncGetParamCount), F(cuKernelGetAttribute),
+    F(cuFuncGetParamInfo), V(cuKernelGetParamCount, 13020, cuKernelGetParamCount),
+    V(cuFuncGetParamCount, 13020, cuFuncGetParamCount), F(cuKernelGetAttribute),
     F(cuKernelSetAttribute), F(cuFuncGetAttribute), F(cuFuncSetAttribute), F(cuKernelSetCacheConfig),
     F(cuFuncSetCacheConfig), F(cuFuncLoad), F(cuFuncIsLoaded), F(cuOccupancyMaxActiveBlocksPerMultiprocessor),
     F(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags), F(cuOccupancyMaxPotentialBlockSize),
@@ -2827,7 +2833,8 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int versi
     CHECK(name && function, INVALID_VALUE);
     const struct Entry *best = NULL;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        if (!strcmp(table[i].name, name) && table[i].version <= version && (!best || best->version <= table[i].version))
+        if (!strcmp(table[i].name, name) && table[i].version <= version && table[i].version <= driver_version
+            && (!best || best->version <= table[i].version))
             best = &table[i];
     if (status)
         *status = best ? 0 : 1;
@@ -2864,6 +2871,14 @@ int stub_set_capability(int device, int major, int minor)
         return 0;
     capability[device][0] = major;
     capability[device][1] = minor;
+    return 1;
+}
+
+int stub_set_version(int version)
+{
+    if (initialized)
+        return 0;
+    driver_version = version;
     return 1;
 }
 
@@ -2915,7 +2930,7 @@ void stub_clear(void)
         free((void *)(uintptr_t)launches.items[i]->bytes);
         free(launches.items[i]);
     }
-    launches.count = entries.count = trace.count = fast_count = 0;
+    launches.count = entries.count = trace.count = failed.count = fast_count = 0;
     pthread_mutex_unlock(&lock);
 }
 
@@ -2948,6 +2963,13 @@ long stub_trace_count(void) { GUARDED(long, trace.count); }
 const char *stub_trace_at(long index)
 {
     GUARDED(const char *, index >= 0 && index < trace.count ? trace.items[index] : NULL);
+}
+
+long stub_failed_count(void) { GUARDED(long, failed.count); }
+
+const char *stub_failed_at(long index)
+{
+    GUARDED(const char *, index >= 0 && index < failed.count ? failed.items[index] : NULL);
 }
 
 long stub_missing_count(void) { GUARDED(long, missing.count); }

@@ -32,13 +32,14 @@ typedef struct {
 } stub_entry;
 
 int stub_set_devices(int count);                             /* before cuInit; 0: refused */
+int stub_set_version(int version);                           /* the driver's, 13000; before cuInit; 0: refused */
 int stub_set_capability(int device, int major, int minor);
 void stub_set_occupancy(int grid, int block);                /* what cuOccupancyMaxPotentialBlockSize answers */
 void stub_set_fast(int on);
 void stub_set_trace(int on);
 void stub_fail(const char *name, int code, long after, int sticky);
 void stub_reset(void);                                       /* no injected and no sticky error any more */
-void stub_clear(void);                                       /* empties launches, log, trace and the fast count */
+void stub_clear(void);                                       /* empties launches, log, trace, failed, fast count */
 long stub_launch_count(void);
 const stub_launch *stub_launch_at(long index);               /* valid until stub_clear */
 long stub_fast_count(void);
@@ -46,6 +47,8 @@ long stub_entry_count(void);
 stub_entry stub_entry_at(long index);
 long stub_trace_count(void);
 const char *stub_trace_at(long index);
+long stub_failed_count(void);                                /* calls that failed, but for injected errors */
+const char *stub_failed_at(long index);
 long stub_missing_count(void);
 const char *stub_missing_at(long index);
 unsigned long long stub_allocate(int device, unsigned long long size);
