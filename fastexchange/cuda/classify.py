@@ -44,6 +44,7 @@ __all__ = [
     "for_package",
     "has_interface",
     "is_for_package",
+    "is_pinned",
     "only_for_package",
     "paths",
     "unknown_to_package",
@@ -134,6 +135,8 @@ def _find_place(info: ArgumentInfo) -> None:
         fields = runtime().entries.fields(type(info.value))
         info.place = _device(info.value, fields)
         info.function = fields.get("stream", 0) if info.kind == TABLE else 0
+        if info.place[0] == DLDeviceType.kDLCUDAHost and _exports(info.value):
+            info.kind = DLPACK  # its table may call the memory the CPU's
 
 
 def _classified(position: int, value) -> ArgumentInfo:
@@ -266,6 +269,20 @@ def _device(value, fields: dict[str, int]) -> tuple[int, int]:
             return int(tensor.device.device_type), tensor.device.device_id
     device_type, number = value.__dlpack_device__()
     return int(device_type), int(number or 0)  # PaddlePaddle names no number on a CPU
+
+
+def is_pinned(value) -> bool:
+    """Whether ``__dlpack_device__`` of a tensor says that its memory is pinned: PyTorch's exports call that the CPU's."""
+    if not _exports(value):
+        return False
+    try:
+        return _device(value, {})[0] == DLDeviceType.kDLCUDAHost
+    except Exception:  # PyTorch cannot use the driver, or the tensor has no device
+        return False
+
+
+def _exports(value) -> bool:
+    return hasattr(type(value), "__dlpack__") and hasattr(type(value), "__dlpack_device__")
 
 
 def _named(place: tuple[int, int]) -> str:

@@ -23,6 +23,7 @@ from ..ground.native import address_of, load, store
 from ..ground.once import once
 from ..ground.parameters import with_items
 from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
+from ..producers.framework import framework_of
 from . import resets
 from .array_interface import ArrayInterface
 from .classify import (
@@ -125,9 +126,10 @@ def _export(kernel, info: ArgumentInfo, stream: int, stack: contextlib.ExitStack
 
 def _from_dlpack(info: ArgumentInfo, stream: int, stack: contextlib.ExitStack) -> _View:
     """Return a view of the export of ``__dlpack__`` for a stream. `stack` releases the export."""
-    value = info.value
+    value = framework_of(info.value).exported_as(info.value)
     # DLPack has 1 for the legacy default stream, because 0 is ambiguous. Memory of the host has no stream.
-    told = None if info.place is None or info.place[0] == DLDeviceType.kDLCUDAHost else (stream or 1)
+    assert info.place is not None
+    told = None if info.place[0] == DLDeviceType.kDLCUDAHost else (stream or 1)
     try:
         capsule = value.__dlpack__(stream=told, max_version=VERSION)
     except TypeError as error:
@@ -148,11 +150,17 @@ def _from_dlpack(info: ArgumentInfo, stream: int, stack: contextlib.ExitStack) -
         stack.callback(_deleter(int(ffi.cast("intptr_t", theirs.deleter))), pointer)
     if is_versioned and theirs.version.major != 1:
         raise BufferError("it was exported with a DLPack ABI of another major version than 1")
-    return _view_of(theirs.dl_tensor, theirs.flags if is_versioned else flags_of_legacy, value)
+    view = _view_of(theirs.dl_tensor, theirs.flags if is_versioned else flags_of_legacy, info.value)
+    device = view.native.dl_tensor.device
+    if info.place[0] == DLDeviceType.kDLCUDAHost and device.device_type == DLDeviceType.kDLCPU:
+        device.device_type = DLDeviceType.kDLCUDAHost  # PyTorch's capsules name the CPU, and only __dlpack_device__ tells
+    return view
 
 
 def _flags_of_legacy(value) -> int:
-    """The flags for a legacy capsule, which has none: the array interface says whether memory is readonly."""
+    """The flags for a legacy capsule, which has none: the framework or the array interface says whether memory is readonly."""
+    if framework_of(value).is_mutable:
+        return 0
     interface = ArrayInterface.of(value)
     is_readonly = True if interface is None else interface.is_readonly
     return int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY) if is_readonly else 0

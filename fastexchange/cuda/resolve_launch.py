@@ -8,7 +8,7 @@ from ..dispatch.overloads import Overload
 from ..exchange.errors import argument, refuse, refuse_device, wording
 from ..ground.native import address_of
 from . import python_exports
-from .classify import classify_arguments, device_and_streams, is_for_package
+from .classify import classify_arguments, device_and_streams, is_for_package, is_pinned
 from .driver import CudaError, driver
 from .own_launch import call_own
 from .specialising import load, raise_out_of_range, specialise
@@ -41,7 +41,10 @@ class LaunchResolver(Resolver):
     """Resolves a launch, with the ``fx_launcher`` `native`."""
 
     ends = frozenset((structs.STATUS_OK, structs.STATUS_NUMBA, structs.STATUS_STREAM, structs.STATUS_STREAMS))
-    """The final statuses: with STATUS_OK native code has made the launch, with the others :func:`call_otherwise` makes it."""
+    """The final statuses: with STATUS_OK native code has made the launch, with the others :func:`call_otherwise` makes it.
+
+    Also STATUS_DEVICE, of a tensor in pinned memory.
+    """
 
     def __init__(self, launcher, bound: tuple, native):
         super().__init__(launcher.kernel, bound)
@@ -68,6 +71,9 @@ class LaunchResolver(Resolver):
             return
         if status == structs.STATUS_DRIVER:
             self._launcher._driver_error(report.native.code)
+            return
+        if status == structs.STATUS_DEVICE and is_pinned(report.stopped_at):
+            self.ends |= {status}  # Python code exports it
             return
         bound = python_exports.originals(self.bound)
         if status == structs.STATUS_DEVICES:

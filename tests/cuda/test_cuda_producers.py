@@ -179,6 +179,67 @@ def test_what_is_readonly(record, package):
         assert not isinstance(value, Exports) or capsule_name(value.capsule).startswith(b"used_dltensor")
 
 
+@pytest.fixture
+def pin(stub_or_none, monkeypatch):
+    """A function that pins a tensor of PyTorch, and one that ends it.
+
+    With the stub this is simulated: a PyTorch without CUDA pins nothing, so ``is_pinned`` says here what it would say. What
+    exchange table and capsule say of such a tensor, memory of the CPU, is not simulated.
+    """
+    torch = pytest.importorskip("torch")
+    if stub_or_none is None:
+        return lambda tensor: tensor.pin_memory()
+    pinned = set()
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor, device=None: tensor.data_ptr() in pinned)
+    return lambda tensor: pinned.add(tensor.data_ptr()) or tensor
+
+
+def test_pinned_tensors_of_pytorch(record, package, pin):
+    """Each launch asks anew: a tensor of the same type, element type and rank that is not pinned is refused after them."""
+    torch = pytest.importorskip("torch")
+    kernel, other = kernel_of(package, 1), kernel_of(package, 2)
+    x, unpinned = pin(torch.arange(12, dtype=torch.float32).reshape(3, 4)), torch.zeros(3, 4)
+    on_device = DeviceTensor((3, 4), data=x.data_ptr())
+    expected = words_of(package, on_device)
+
+    class Alike(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+    class Overriding(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    for value in (x, Wrapper(x), torch.nn.Parameter(x, requires_grad=False), x.as_subclass(Alike), x.as_subclass(Overriding)):
+        for _ in range(WARM):
+            with all_given_back(value):
+                assert launched(record, kernel, value) == expected
+            is_refused(lambda: kernel[2, 32](unpinned), BufferError, "argument 'a0' (position 0)", "kDLCPU:0")
+    assert all(numba_type.mutable for (numba_type,) in kernel.signatures)
+    for _ in range(WARM):  # in any place, beside a tensor of a device
+        assert launched(record, other, on_device, x) == launched(record, other, x, on_device) == expected * 2
+        assert launched(record, other, (x, 1), x) == [*expected, 1, *expected]
+        is_refused(lambda: other[2, 32]((x, unpinned), x), BufferError, "argument 'a0' (position 0)", "kDLCPU:0")
+        is_refused(lambda: other[2, 32](1, (2, unpinned)), BufferError, "argument 'a1' (position 1), item [1]", "kDLCPU:0")
+    kernel[2, 32].bind(x)()
+    assert "exported by Python code in every launch" in str(kernel.explain(x))
+    assert "refused with BufferError" in str(kernel.explain(unpinned))
+
+
+def test_a_pytorch_that_cannot_say_what_is_pinned(record, package, monkeypatch):
+    torch = pytest.importorskip("torch")
+
+    def fails(tensor, device=None):
+        raise RuntimeError("CUDA driver initialization failed")
+
+    kernel = kernel_of(package, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "is_pinned", fails)
+        is_refused(lambda: kernel[1, 32](torch.zeros(3)), BufferError, "argument 'a0' (position 0)", "kDLCPU:0")
+        kernel[1, 32](DeviceTensor((3,), data=address(package)))
+    assert len(record.launches) == 1
+
+
 # ---- ``__cuda_array_interface__`` as native code reads it, and what it leaves to Python ----
 NATIVE, LEFT = (5, 0), (0, 5)
 
