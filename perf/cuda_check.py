@@ -1,8 +1,8 @@
 """``python perf/cuda_check.py``: run the tests of launches on a GPU, and write what they found into ``perf/results/``.
 
 All of ``tests/cuda`` and ``tests/programs/test_kernels_gpu.py``: what is compared with the driver stub elsewhere, against the
-real driver, and what needs a device. Each file in a process of its own, so that a kernel which breaks the context, or a crash,
-costs that file alone. ``--stub`` runs them where there is no GPU, against the tests' driver stub.
+real driver, and what needs a device. Each file in a process of its own, one for each CPU at a time, so that a kernel which breaks
+the context, or a crash, costs that file alone. ``--stub`` runs them where there is no GPU, against the tests' driver stub.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ import cuda_launches  # noqa: E402
 import cuda_places  # noqa: E402
 
 FILES = [*sorted((ROOT / "tests" / "cuda").glob("test_*.py")), ROOT / "tests" / "programs" / "test_kernels_gpu.py"]
+SIDE_BY_SIDE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _LIMIT = 1800  # seconds for a file
 _NO_TESTS = 5  # pytest's exit code when none was selected
 
@@ -101,26 +103,37 @@ def results_of(path: Path | None, machine: dict[str, Any], expression: str) -> l
 def run_files(files: list[Path], rows: list[dict[str, Any]], expression: str, minutes: float, done) -> bool:
     """Add to `rows` the results of the files that are not among them, and call `done` after each. Whether none is left.
 
-    A file that the time, `minutes` since the process began, did not suffice for is "unfinished": the next call begins with it.
-    If it does not end then, with more time, it is hung; else no call would come past it.
+    The files run side by side, one for each CPU. A file that the time, `minutes` since the process began, did not suffice for is
+    "unfinished": the next call begins with it. If it does not end then, with more time, it is hung; else no call would come past
+    it.
     """
     before = {row["file"]: row for row in rows}
     names = {file.relative_to(ROOT).as_posix(): file for file in files}
-    for name in sorted(names, key=lambda name: name not in before):  # what is unfinished comes first
-        known = before.get(name)
-        if known is not None and known["outcome"] != "unfinished":
-            continue
+    left = [name for name in names if name not in before or before[name]["outcome"] == "unfinished"]
+    left.sort(key=lambda name: name not in before)  # what is unfinished comes first
+
+    def run(name: str) -> dict[str, Any] | None:
         limit = min(_LIMIT, 60 * minutes - (time.monotonic() - _STARTED))
         if limit <= 0:
-            return False
-        row = run_file(names[name], expression, limit)
+            return None
+        row, known = run_file(names[name], expression, limit), before.get(name)
         if row["outcome"] == "hung" and limit < _LIMIT and (known is None or limit <= known["limit"]):
             row |= {"outcome": "unfinished", "limit": max(limit, known["limit"] if known else 0)}
-        rows[:] = [*(each for each in rows if each["file"] != name), row]
-        done(row)
-        if row["outcome"] == "unfinished":
-            return False
-    return True
+        return row
+
+    is_complete = True
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        try:
+            for future in as_completed([pool.submit(run, name) for name in left]):
+                row = future.result()
+                is_complete = is_complete and row is not None and row["outcome"] != "unfinished"
+                if row is not None:
+                    rows[:] = [*(each for each in rows if each["file"] != row["file"]), row]
+                    done(row)
+        except BaseException:  # Ctrl-C: the files that have not begun are not run
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return is_complete
 
 
 def _unfinished(rows: list[dict[str, Any]]) -> int:

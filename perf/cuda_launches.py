@@ -107,6 +107,7 @@ def main() -> int:
         _progress(f"{package}: compiling …")
         rows = cuda_rows.Rows(package, place)
         groups += rows.groups()
+        left_out += rows.left_out
     if not groups and done:
         print("Nothing is left to be measured:", *left_out)
         return 0

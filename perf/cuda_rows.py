@@ -31,10 +31,12 @@ class Rows:
     Attributes
     ----------
     cuda : the package's module.
+    left_out : a sentence for each row that is left out.
     """
 
     def __init__(self, package: str, place):
         self.package, self.place = package, place
+        self.left_out: list[str] = []
         self.cuda = importlib.import_module(PACKAGES[package])
         self.limit = floor.load_cuda()
         self.cuda.device_array(1, np.float32)  # makes a context
@@ -113,7 +115,11 @@ class Rows:
             ("interface", "objects with __cuda_array_interface__", self.place.interface),
             ("tensor", tensor, self.place.tensor),
         ):
-            group.add(key + who, f"{self.package}'s own, {label}", code, {"f": launch, **own(make)}, reference)
+            label, given = f"{self.package}'s own, {label}", {"f": launch, **own(make)}
+            if why := why_not_run(code, given):
+                self.left_out.append(f"{group.title}: {label}: the row is left out ({why}).")
+            else:
+                group.add(key + who, label, code, given, reference)
         return group
 
     def _limits(self, group: Group, key: str, plain, signature: str, values: dict[str, Any], grid=_GRID, block=_BLOCK) -> None:
@@ -238,6 +244,16 @@ class Rows:
         return found
 
 
+def why_not_run(code: str, names: dict[str, Any]) -> str:
+    """What keeps a statement of other packages from being timed; "" if nothing does. Whatever it compiles is compiled then."""
+    try:
+        for _ in range(2):  # numba-cuda-mlir 0.6 takes a tensor of PyTorch once, and cannot read its dtype in the next launch
+            exec(code, dict(names))
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+    return ""
+
+
 # ---- peers on a GPU --------------------------------------------------------------------------------------------------
 
 
@@ -278,11 +294,13 @@ def peers(place) -> tuple[Group | None, list[str]]:
     for name, make in kinds.items():
         try:
             label, code, names = make(place, torch)
-            exec(code, dict(names))  # compiles
-        except Exception as error:  # whatever keeps it from working here
-            left_out.append(f"{name}: its row is left out ({type(error).__name__}: {str(error).splitlines()[0][:200]}).")
+        except Exception as error:  # it is not installed, or not for this GPU
+            left_out.append(f"{name}: its row is left out ({type(error).__name__}: {error}).")
             continue
-        group.add(f"peer/{name}", label, code, names)
+        if why := why_not_run(code, names):
+            left_out.append(f"{name}: its row is left out ({why}).")
+        else:
+            group.add(f"peer/{name}", label, code, names)
     return group, left_out
 
 

@@ -427,7 +427,7 @@ def test_a_kernel_that_breaks_the_context(package, torch):
         for _ in range(4):
             write[1, 1](good)
         torch.cuda.synchronize()
-        write[1, 1](DeviceTensor((4,), data=0x100))
+        write[1, 1](DeviceTensor((4,), data=1 << 40))  # nothing is there, neither of the device's nor of the host's
         try:
             torch.cuda.synchronize()
         except Exception as error:

@@ -41,10 +41,11 @@ def test_pytorch_traces_operators(package):
 
     op = made(package, "traced", out="x[n] -> y[n]")
     assert str(op.overload._schema).partition("(")[2] == "Tensor x, float a, SymInt count=1) -> Tensor"
+    device = torch.device("cuda", (torch.cuda.device_count() or 2) - 1)  # PyTorch fakes no tensor on a device that is missing
     with FakeTensorMode():
         for dtype in (torch.float32, torch.float64):
-            y = op(torch.empty(3, device="cuda:1", dtype=dtype), 2.0)
-            assert (y.shape, y.dtype, y.device) == ((3,), dtype, torch.device("cuda:1"))
+            y = op(torch.empty(3, device=device, dtype=dtype), 2.0)
+            assert (y.shape, y.dtype, y.device) == ((3,), dtype, device)
     meta = op(torch.empty(5, device="meta"), a=2.0)
     assert meta.shape == (5,)
 
@@ -134,7 +135,7 @@ def test_bad_input(package):
 @pytest.mark.gpu
 def test_operators_on_a_gpu(package):
     op = made(package, "on_gpu", cpu=on_cpu, backward=lambda ctx, grad: (3.0 * grad, None, None))
-    x = torch.randn(1000, device="cuda")
+    x = torch.arange(1000.0, device="cuda")  # all results are exact, also those of fused multiply-adds
     assert torch.equal(op(x, 3.0), 3 * x + 1)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -142,7 +143,7 @@ def test_operators_on_a_gpu(package):
     stream.synchronize()
     assert torch.equal(y, 3 * x + 2)
     compiled = torch.compile(lambda x: op(x * 2, 3.0) - 1, fullgraph=True)
-    torch.testing.assert_close(compiled(x), 6 * x)
+    assert torch.equal(compiled(x), 6 * x)
     leaf = x.clone().requires_grad_()
     op(leaf, 3.0).sum().backward()
     assert torch.equal(leaf.grad, torch.full_like(x, 3.0))

@@ -6,9 +6,11 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import math
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -273,6 +275,40 @@ def launch_the_same():
     assert launches == 16 * len(INSTALLED)
 
 
+def leave_out():
+    import cuda_places
+
+    place = cuda_places.place(True)
+    import cuda_rows
+
+    class Once:
+        """What a package can launch, and cannot launch again."""
+
+        asked = 0
+
+        @property
+        def __cuda_array_interface__(self):
+            self.asked += 1
+            if self.asked > 1:
+                raise RuntimeError("dtype is not to be read\nat all")
+            return place.interface().__cuda_array_interface__
+
+    rows = cuda_rows.Rows(INSTALLED[0], place)
+    usual = rows.arguments("1", "1 tensor", rows.tensors(1))
+    assert not rows.left_out
+    place.interface = Once
+    group = rows.arguments("1", "1 tensor", rows.tensors(1))
+    assert [row.key for row in usual.rows if row.key not in {each.key for each in group.rows}] == [f"{INSTALLED[0]}/1/interface"]
+    (said,) = rows.left_out
+    assert "objects with __cuda_array_interface__: the row is left out (RuntimeError: dtype is not to be read)." in said
+
+
+@pytest.mark.slow
+@needs_stub
+def test_a_row_that_a_package_cannot_launch_twice_is_left_out():
+    in_a_process("leave_out")
+
+
 @pytest.mark.slow
 @needs_stub
 def test_hand_written_c_launches_what_ours_does():
@@ -312,7 +348,7 @@ def test_launches_are_measured_in_parts(perf, monkeypatch, tmp_path):
     assert device["torch_cuda"] is None and device["capability"] and device["memory"] > 0
     assert all(row["label"] and (row["median_ns"] > 0 or row["key"].endswith("/loop")) for row in rows)
     cases = "1", "3", "26", "axpy", "none", "array/16", "scalar/256"
-    who = "fast", "bound", "c", "raw", "released", "device"
+    who = "fast", "c", "raw", "released", "device"
     for package in INSTALLED:
         assert {f"{package}/{'/'.join(key)}" for key in itertools.product(cases, who)} <= {row["key"] for row in rows}
         named = [target for target in document["targets"] if target["call"].startswith(package + ":")]
@@ -396,6 +432,7 @@ def runs(check, monkeypatch, tmp_path):
     for letter in "abc":
         (tmp_path / f"test_{letter}.py").write_text("")
     monkeypatch.setattr(check, "run_file", run_file)
+    monkeypatch.setattr(check, "SIDE_BY_SIDE", 1)
     monkeypatch.setattr(check, "_STARTED", -20)  # importing has taken some of the time
     return calls
 
@@ -429,6 +466,22 @@ def test_a_file_that_takes_long_is_tried_again_with_more_time(check, runs, monke
     rows.clear()
     check.run_files(files, rows, "", 60, lambda row: None)
     assert rows[1]["outcome"] == "hung"  # at once, with the most that a file gets
+
+
+def test_files_are_run_side_by_side(check, monkeypatch, tmp_path):
+    """Each begins before the others end. What fails in one is said, and costs no other."""
+    files, rows, together = [tmp_path / f"test_{letter}.py" for letter in "abc"], [], threading.Barrier(3, timeout=60)
+
+    def run_file(path, expression, limit):
+        together.wait()
+        return {"file": path.name, "outcome": "FAILED" if path.name == "test_b.py" else "passed", "seconds": 0}
+
+    monkeypatch.setattr(check, "run_file", run_file)
+    monkeypatch.setattr(check, "SIDE_BY_SIDE", 3)
+    written = []
+    assert check.run_files(files, rows, "", math.inf, written.append)
+    assert {row["file"]: row["outcome"] for row in rows} == {"test_a.py": "passed", "test_b.py": "FAILED", "test_c.py": "passed"}
+    assert written == rows
 
 
 # ---- without a network -------------------------------------------------------------------------------------------------
