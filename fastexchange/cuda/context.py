@@ -91,6 +91,12 @@ class CudaContext(dispatch.KernelContext):
                 loaded.blocks[place] = best
         loaded.function = function  # last: native code may read at any moment
 
+    def loaded_on(self, device: int) -> list[tuple[Launchable, int]]:
+        """What is loaded on a device: the objects of a signature, and its ``CUfunction``."""
+        filed = [each for each in list(self._overloads.values()) if each.native.launchable]
+        found = [(each.code.compiled, _loaded_of(each.native)[device].function) for each in filed]
+        return [(launchable, function) for launchable, function in found if function]
+
     def unload(self) -> None:
         """Forget the loaded functions of all devices: launches load them anew."""
         for filed in list(self._overloads.values()):

@@ -9,7 +9,7 @@ from . import figures
 from .timing import Samples, Timings, clock_tick
 from .trial import Call
 
-__all__ = ["Notes", "explained", "judge", "name_what_is_lost"]
+__all__ = ["Notes", "explained", "judge", "name_what_is_lost", "say_how_many"]
 
 
 class Notes:
@@ -29,6 +29,15 @@ def _depth() -> int:
     while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
         frame, depth = frame.f_back, depth + 1
     return depth
+
+
+def say_how_many(timings: Timings, rounds: int, more: str, is_interrupted: bool, budget_ns: int, notes: Notes) -> None:
+    """Warn if there are fewer than `rounds` rounds. `more`: what there is besides."""
+    done = f"{timings.loop.rounds} of {rounds} rounds{more}"
+    if is_interrupted:
+        notes.add(f"interrupted: there are {done}")
+    elif timings.loop.rounds < rounds:
+        notes.add(f"there are {done}, as many as {budget_ns // 10**9} seconds have room for")
 
 
 def judge(timings: Timings, notes: Notes) -> None:

@@ -9,9 +9,8 @@ import warnings
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 
-from ..calls.kernel import FastKernel
 from .frames import without_own_frames
-from .overhead import ROUNDS, measured
+from .overhead import ROUNDS, is_measured, measured
 from .report import OverheadReport
 
 __all__ = ["FastArgsMagics"]
@@ -60,9 +59,9 @@ class FastArgsMagics(Magics):
         exec(compile(setup, "<fastargs>", "exec"), self.shell.user_ns)
         names = dict(local_ns or {})
         kernel = self._value(call.func, names)
-        if not isinstance(kernel, FastKernel):
+        if not is_measured(kernel):
             found = f"{ast.unparse(call.func)} is a {type(kernel).__name__}"
-            raise UsageError(f"%fastargs: {found}, not a kernel for the CPU made by fast_args")
+            raise UsageError(f"%fastargs: {found}, not a kernel made by fast_args; of one for CUDA kernel[grid, block]")
         call.func = ast.copy_location(ast.Name(_NAME, ast.Load()), call.func)
         names[_NAME] = lambda *args, **kwargs: measured(kernel, args, kwargs, rounds, "a" not in options)
         with warnings.catch_warnings():

@@ -14,7 +14,7 @@ from ..calls.options import KernelOptions
 from ..exchange.convert import from_dlpack
 from ..ground.numba_internals import njit_as
 
-__all__ = ["empty_kernel", "null_kernel", "returning_null_kernel"]
+__all__ = ["empty_kernel", "function_of", "null_function", "null_kernel", "returning_null_kernel"]
 
 
 @numba.njit
@@ -22,14 +22,11 @@ def take_output(output):
     """Do nothing."""
 
 
-def null_kernel(kernel: FastKernel, body: str = "pass", declares_outputs: bool = True, **names) -> FastKernel:
-    """Make a kernel with the parameters and options of `kernel`. `body`: may use the parameters and `names`.
-
-    `declares_outputs`: whether to declare the outputs of `kernel`, if any.
-    """
+def null_function(function, body: str = "pass", **names):
+    """Make a function of Python with the parameters of `function`. `body`: may use the parameters and `names`."""
     listed: list[str] = []
     namespace: dict = dict(names)
-    parameters = list(inspect.signature(kernel.py_func, follow_wrapped=False).parameters.values())
+    parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
     kinds = [parameter.kind for parameter in parameters]
     for index, parameter in enumerate(parameters):
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.KEYWORD_ONLY not in kinds[:index]:
@@ -41,14 +38,21 @@ def null_kernel(kernel: FastKernel, body: str = "pass", declares_outputs: bool =
         listed.append(text)
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.POSITIONAL_ONLY not in kinds[index + 1 :]:
             listed.append("/")
+    return _function(function.__name__, ", ".join(listed), body, namespace)
+
+
+def null_kernel(kernel: FastKernel, body: str = "pass", declares_outputs: bool = True, **names) -> FastKernel:
+    """Make a kernel with the parameters and options of `kernel`. `body`: may use the parameters and `names`.
+
+    `declares_outputs`: whether to declare the outputs of `kernel`, if any.
+    """
     options = kernel._kernel_options._replace(cuda=None, launch=None)
     if not declares_outputs:
         options = options._replace(out=None)
     elif kernel._pattern is not None:  # an output that is passed to no function is refused, as never written to
-        namespace["take_output"] = take_output
+        names["take_output"] = take_output
         body = "; ".join([*(f"take_output({each.name})" for each in kernel._pattern.outputs), body])
-    made = _function(kernel.__name__, ", ".join(listed), body, namespace)
-    return _made(made, options, *_way_of(kernel))
+    return _made(null_function(kernel.py_func, body, **names), options, *_way_of(kernel))
 
 
 def returning_null_kernel(kernel: FastKernel, arguments: dict, result) -> FastKernel | None:
@@ -95,8 +99,12 @@ def empty_kernel(kernel: FastKernel, given: tuple[str, ...]) -> FastKernel:
 
 @functools.lru_cache(maxsize=256)
 def _empty_kernel(given: tuple[str, ...], options: KernelOptions, nogil: bool, needs_owning_exports: bool) -> FastKernel:
-    function = _function("kernel", ", ".join(f"a{i}" for i in range(len(given))), "pass", {})
-    return _made(function, options, nogil, needs_owning_exports)
+    return _made(function_of(len(given)), options, nogil, needs_owning_exports)
+
+
+def function_of(count: int):
+    """Make a function of Python with so many parameters that does nothing."""
+    return _function("kernel", ", ".join(f"a{i}" for i in range(count)), "pass", {})
 
 
 def _way_of(kernel: FastKernel) -> tuple[bool, bool]:

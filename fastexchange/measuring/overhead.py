@@ -1,28 +1,29 @@
 """``measure``: the cost and the path of each argument of a call, and the cost of the alternatives."""
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
 
-from ..arguments.kind import OTHER
 from ..calls.explanation import explain
-from ..calls.kernel import FastKernel
+from ..calls.kernel import FastKernel, Kernel
 from ..ground.safe_repr import shown, type_name
 from . import files
 from .alternatives import alternatives as other_ways
+from .argument_costs import argument_costs, argument_statements
 from .exported_calls import statements_of
 from .frames import without_own_frames
-from .judgement import Notes, explained, judge, name_what_is_lost
+from .judgement import Notes, explained, judge, name_what_is_lost, say_how_many
 from .null_kernels import empty_kernel, null_kernel, returning_null_kernel
 from .progress import progress_bar
-from .report import Alternative, ArgumentCost, OverheadReport
+from .report import Alternative, OverheadReport
 from .restoring import Snapshot
 from .timing import Samples, Statement, Timings, time_statements
 from .trial import Call, Trial, timed, try_out
 
-__all__ = ["ROUNDS", "measure", "measured"]
+__all__ = ["ROUNDS", "is_measured", "measure", "measured"]
 
 ROUNDS = 25
 """The default number of rounds."""
@@ -36,7 +37,7 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
 
     Parameters
     ----------
-    kernel : made by :func:`~fastexchange.fast_args`.
+    kernel : made by :func:`~fastexchange.fast_args`; a kernel for CUDA with its configuration, ``kernel[grid, block]``.
     *args, **kwargs : the arguments of the call. Give those for parameters named `alternatives` or `rounds` by position.
     alternatives : whether to time other ways to pass the same arguments: plain ``@njit`` with NumPy views, ``x.numpy()``,
         ``np.from_dlpack(x)``, ``x.__dlpack__()``, apache-tvm-ffi if it is installed.
@@ -77,11 +78,21 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     of types and parameters takes some megabytes. The alternatives make the storages of PyTorch's tensors unresizable, as
     ``tensor.numpy()`` does.
 
+    Launches
+    --------
+    Of ``measure(kernel[grid, block], x, y)`` all times are the host's. The kernel itself is neither launched nor compiled, and
+    nothing is written to its arguments: what is launched are kernels that do nothing, with the same parameters, stream, block,
+    shared memory and declared signatures, in a grid of one block. After 400 launches the device is waited for, with whatever
+    other work it has, so that its queue is never full. The report's `alone` is the time of ``cuLaunchKernel``, called by native
+    code with as many and as large parameters, and `overhead` is the rest of the launch. The alternatives, launches by the
+    kernel's own package, are without it, too. No producer's part is told apart. Raises TypeError for a launch that only the
+    kernel's package makes.
+
     Warns (RuntimeWarning, also in the report's ``warnings``) if the numbers are unfit: noise, a coarse clock, a machine whose
     speed changes, a kernel that changes its arguments with every call, or is slow.
 
-    Raises TypeError if `kernel` is not a kernel of this package for the CPU, and for arguments that do not fit; ValueError for
-    `rounds`; and all exceptions of the call.
+    Raises TypeError if `kernel` is not a kernel of this package, and for arguments that do not fit; ValueError for `rounds`; and
+    all exceptions of the call.
 
     >>> import numpy as np
     >>> from fastexchange import fast_args
@@ -89,11 +100,11 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     >>> [argument.path for argument in report.arguments]
     ['ndarray']
     """
-    if getattr(kernel, "target", None) is not None or hasattr(kernel, "configuration"):
-        raise TypeError("measure() times calls of kernels for the CPU; use perf/cuda_launches.py for launches")
-    if not isinstance(kernel, FastKernel):
+    if not is_measured(kernel):
         hint = "; decorate it with @fast_args" if callable(kernel) else ""
-        if numba.config.DISABLE_JIT:
+        if isinstance(kernel, Kernel):
+            hint = "; say how to launch this one for CUDA: measure(kernel[grid, block], ...)"
+        if cast(Any, numba.config).DISABLE_JIT:
             hint = "; with NUMBA_DISABLE_JIT there are none"
         raise TypeError(f"measure() takes a kernel made by fast_args as its first argument, not {shown(kernel)}{hint}")
     if not isinstance(alternatives, bool):
@@ -108,28 +119,23 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
         raise without_own_frames(error)  # noqa: B904 - it is the same exception
 
 
+def is_measured(kernel) -> bool:
+    """Whether it is a kernel for the CPU, or a launcher of one for CUDA."""
+    if isinstance(kernel, FastKernel):
+        return True
+    from ..cuda.launcher import CudaLauncher
+
+    return isinstance(kernel, CudaLauncher)
+
+
 # ---- what is timed -------------------------------------------------------------------------------------------------
-
-
-def _argument_statements(call: Call) -> dict[Any, Statement]:
-    """Return the calls of empty kernels for ``call.steps``, and the exports of the producers alone."""
-    statements: dict[Any, Statement] = {}
-    for step in call.steps:
-        for places in (step.longer, step.shorter):
-            ordered = sorted(places, key=lambda at: call.types[at])  # in one order: then more calls share a kernel
-            function = empty_kernel(call.kernel, tuple(call.types[at] for at in ordered))
-            values = tuple(call.read[at][1] for at in ordered)
-            statements["some", places] = Statement("f(*a)", {"f": function, "a": values})
-    for i, value in call.read:
-        for part, export in enumerate(statements_of(value, bool(call.kernel._native.native.needs_owning_exports))):
-            statements["export", i, part] = export
-    return statements
 
 
 def _statements(call: Call, trial: Trial, empty: FastKernel, prepare) -> dict[Any, Statement]:
     """Return all statements except the alternatives."""
     kernel = call.kernel
-    statements = {"empty": call.of(empty), "control": call.of(empty), **_argument_statements(call)}
+    statements = {"empty": call.of(empty), "control": call.of(empty)}
+    statements |= argument_statements(call, functools.partial(empty_kernel, kernel)) | _exports(call)
     passing = empty  # an empty kernel without results
     if call.allocates:
         statements["passing"] = call.by_position(empty_kernel(kernel, call.types))
@@ -146,6 +152,15 @@ def _statements(call: Call, trial: Trial, empty: FastKernel, prepare) -> dict[An
     if not trial.is_slow:
         statements["call"] = call.of(kernel, prepare)
     return statements
+
+
+def _exports(call: Call) -> dict[Any, Statement]:
+    """The exports of the producers alone."""
+    return {
+        ("export", i, part): export
+        for i, value in call.read
+        for part, export in enumerate(statements_of(value, bool(call.kernel._native.native.needs_owning_exports)))
+    }
 
 
 def _can_be_called(call: Call, function: FastKernel) -> bool:
@@ -173,6 +188,10 @@ def _slow_calls(call: Call, samples: list[float], prepare, rounds: int) -> bool:
 
 def measured(kernel: FastKernel, args: tuple, kwargs: dict, rounds: int, with_alternatives: bool) -> OverheadReport:
     """Do the work of :func:`measure`. The call's keywords may have any names."""
+    if not isinstance(kernel, FastKernel):
+        from .launches import measured_launch  # which needs CUDA's driver
+
+        return measured_launch(kernel, args, kwargs, rounds, with_alternatives)
     call = Call(kernel, args, kwargs)
     notes = Notes()
     with Snapshot(call.by_parameter) as before, progress_bar(f"measuring {kernel.__name__}()") as progress:
@@ -188,11 +207,8 @@ def measured(kernel: FastKernel, args: tuple, kwargs: dict, rounds: int, with_al
         slow = [float(trial.ns)]
         if trial.is_slow and not interrupts and _slow_calls(call, slow, prepare, rounds):
             interrupts.append(True)
-    done = f"{timings.loop.rounds} of {rounds} rounds" + (f", and {len(slow)} calls of the kernel" if trial.is_slow else "")
-    if interrupts:
-        notes.add(f"interrupted: there are {done}")
-    elif timings.loop.rounds < rounds:
-        notes.add(f"there are {done}, as many as {2 * _BUDGET_NS // 10**9} seconds have room for")
+    more = f", and {len(slow)} calls of the kernel" if trial.is_slow else ""
+    say_how_many(timings, rounds, more, bool(interrupts), 2 * _BUDGET_NS, notes)
     judge(timings, notes)
     return _report(call, trial, timings, slow, ways, notes)
 
@@ -226,15 +242,7 @@ def _look_at(call: Call, trial: Trial, before: Snapshot, notes: Notes) -> Callab
 def _report(call: Call, trial: Trial, timings: Timings, slow: list[float], ways: list, notes: Notes) -> OverheadReport:
     times = timings.calls
     kernel, nothing = call.kernel, times["empty"] * 0
-    types = {name: numba_type for name, _, numba_type in call.explanation.arguments}
-    costs = []
-    for step, (i, value) in zip(call.steps, call.read, strict=True):
-        name, explanation = kernel._parameters.name_of(i), explain(value)
-        total = (times["some", step.longer] - times["some", step.shorter]) * (1 / (len(step.longer) - len(step.shorter)))
-        exports = [samples for key, samples in times.items() if key[:2] == ("export", i)]
-        export = sum(exports[1:], exports[0]) if exports and not call.is_for_numba else None
-        path = OTHER.path if call.is_for_numba else explanation.path
-        costs.append(ArgumentCost(name, i, type_name(type(value)), types[name], path, explanation.reasons, total, export))
+    costs = argument_costs(call, times, {i: explain(value) for i, value in call.read})
     passing = times.get("passing", times["empty"])
     keywords = passing - times["by position"] if "by position" in times else None
     result = None

@@ -82,7 +82,7 @@ class OverheadReport:
     overhead: Samples
     """The time of the call without the kernel's own."""
     alone: Samples
-    """The kernel's own time."""
+    """The kernel's own time; of a launch the time of the driver's function."""
     total: Samples
     noise: Samples
     """The ratio of two measurements of the same call, ideally 1."""
@@ -92,6 +92,8 @@ class OverheadReport:
     machine: dict[str, Any]
     notes: tuple[str, ...] = ()
     """Explanations: why this kernel's arguments cost more than usual."""
+    callee: str = "the kernel"
+    """Whose own time `alone` is; of a launch the driver's function."""
 
     @property
     def rounds(self) -> int:
@@ -128,7 +130,7 @@ class OverheadReport:
             share = f" ({min(1.0, self.overhead.median / (self.total.median or 1.0)):.0%})"
         return (
             f"{self.kernel}(): {figures.time(self.total)} a call, of which overhead {figures.time(self.overhead)}{share}, "
-            f"kernel {figures.time(self.alone)}"
+            f"{self.callee.removeprefix('the ')} {figures.time(self.alone)}"
         )
 
     @property
@@ -182,6 +184,7 @@ class OverheadReport:
         """
         return {
             "kernel": self.kernel,
+            "callee": self.callee,
             "rounds": self.rounds,
             "total": _data(self.total),
             "passing": _data(self.passing),
@@ -225,7 +228,7 @@ class OverheadReport:
             import pandas
         except ImportError as error:
             raise ImportError("OverheadReport.to_pandas() needs pandas: pip install pandas") from error
-        rows = [*self.parts, Part("the kernel", "", "", self.alone, None)]
+        rows = [*self.parts, Part(self.callee, "", "", self.alone, None)]
         return pandas.DataFrame(
             {
                 "part": [row.label for row in rows],

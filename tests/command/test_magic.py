@@ -74,7 +74,7 @@ def test_kernels_and_arguments_are_any_expressions(shell, line, names):
     ("x", UsageError, "there is no call of a kernel at the end"),
     ("y = add(x, 1.0)", UsageError, "there is no call of a kernel at the end"),
     ("add(x, ", UsageError, "usage: %fastargs"),
-    ("print(x)", UsageError, "print is a builtin_function_or_method, not a kernel for the CPU made by fast_args"),
+    ("print(x)", UsageError, "print is a builtin_function_or_method, not a kernel made by fast_args; of one for CUDA"),
     ("-r many add(x, 1.0)", UsageError, "-r takes a number of rounds, not 'many'"),
     ("-z add(x, 1.0)", UsageError, "option -z not recognized"),
     ("-r 0 add(x, 1.0)", UsageError, "-r takes at least 1 round, not 0"),

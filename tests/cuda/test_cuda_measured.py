@@ -1,0 +1,150 @@
+"""``measure`` of launches: what is launched for it, what it attributes to whom, and that arguments stay as they are."""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+from cuda_checks import is_refused, new_stream
+from cuda_producers import ArrayInterface
+from cuda_stub import Stub
+from cuda_tensors import DeviceTensor
+from launches import address, tensor
+
+from fastexchange import CudaError, fast_args, measure
+from fastexchange.cuda import specialising
+from fastexchange.measuring import launches
+
+pytestmark = [
+    pytest.mark.both_packages, pytest.mark.filterwarnings("ignore:measure:RuntimeWarning"),  # of noise
+]  # fmt: skip
+
+
+def writer(package, *signature, **options):
+    """A kernel that writes to its last tensor."""
+
+    def write(a, x, y, n=3):
+        i = package.grid(1)
+        if i < y.size:
+            y[i] = a * x[i] + n
+
+    return fast_args(package.jit(*signature, **options)(write))
+
+
+def test_parts_of_a_launch(record, package):
+    """The parts are the whole, beside the driver and the package; the kernel itself is not compiled, and writes nothing."""
+    kernel, x = writer(package), tensor(package, (4,))
+    given = np.arange(4, dtype=np.float32)
+    y = package.to_device(given)
+    if isinstance(record, Stub):
+        record.set_fast(True)
+    report = measure(kernel[3, 64], 2.0, x, y=y, rounds=5)
+    assert [(each.name, each.path) for each in report.arguments] == [("a", "scalar"), ("x", "c-exchange"), ("y", "device-array")]
+    assert [each.numba_type for each in report.arguments[:2]] == ["float64", "array(float32, 1d, C)"]
+    assert report.callee == "cuLaunchKernel" and ", cuLaunchKernel " in report.headline
+    whole = sum((each.total for each in report.arguments), report.call) + report.keywords
+    np.testing.assert_allclose(whole.values, report.overhead.values)
+    np.testing.assert_allclose((report.overhead + report.alone).values, report.total.values)
+    assert 0 < report.alone.median < report.total.median
+    assert [way.label for way in report.alternatives] == [f"{kernel.target.name}'s own launch"]
+    assert report.alternatives[0].overhead is None and report.alternatives[0].why_not, "the package takes no such tensor"
+    assert kernel.counts() == (0, 0, 0) and not kernel.signatures
+    package.synchronize()
+    assert y.copy_to_host().tolist() == given.tolist()
+    assert report.to_dict()["callee"] == "cuLaunchKernel" and "cuLaunchKernel" in report._repr_html_()
+
+
+@pytest.mark.parametrize("configuration", [(3, 64), (3, 64, "stream", 100), ((2, 2), (8, 8)), 1000, "cluster"], ids=str)
+def test_what_is_launched(stub, package, monkeypatch, configuration):
+    """The launch's stream, block and shared memory; the driver's alone have the launch's parameters, by number and size."""
+    monkeypatch.setattr(launches, "_IN_A_ROW", 4)
+    kernel, stream = writer(package), new_stream()
+    x, y = (DeviceTensor((4,), data=address(package)) for _ in range(2))
+    if configuration == "cluster":
+        if package.__name__ == "numba.cuda":
+            pytest.skip("it has no clusters")
+        configuration = (4, 32, None, 0, 2)
+    if isinstance(configuration, tuple):
+        launcher = kernel[tuple(stream if each == "stream" else each for each in configuration)]
+    else:
+        launcher = kernel.forall(configuration)
+    launcher(2.0, x, y)
+    usual = stub.launches[-1]
+    stub.clear()
+    measure(launcher, 2.0, x, y, rounds=1, alternatives=False)
+    made = [launch for launch in stub.launches if launch.offsets == usual.offsets]
+    for name in ("block", "stream", "shared", "cluster", "device", "api"):
+        assert {getattr(launch, name) for launch in stub.launches} == {getattr(usual, name)}, name
+    assert {launch.packed for launch in made} == {usual.packed, bytes(len(usual.packed))}
+    assert {launch.grid for launch in stub.launches} == {usual.cluster if any(usual.cluster) else (1, 1, 1)}
+    assert usual.function not in {launch.function for launch in stub.launches}, "the kernel itself was launched"
+    assert len({launch.offsets for launch in stub.launches}) == 4  # also without the default, with 4 floats more, with 4 tensors
+
+
+def test_the_device_is_waited_for_before_its_queue_is_full(stub, package):
+    kernel, x, y = writer(package), tensor(package, (4,)), tensor(package, (4,))
+    stub.set_trace(True)
+    measure(kernel[3, 64], 2.0, x, y, rounds=1)
+    names = [name for name in stub.trace if name.startswith(("cuLaunchKernel", "cuCtxSynchronize"))]
+    rows = [len(list(group)) for is_launch, group in itertools.groupby(names, lambda name: name.startswith("cuL")) if is_launch]
+    assert max(rows) <= 400 + 20 and sum(rows) > 2000  # a few launches are tried before anything is timed
+    assert names[-1] == "cuCtxSynchronize"
+
+
+def test_declared_signatures_and_objects_with_an_interface(record, package):
+    """The package's own launch is timed with the objects, and with device arrays made of them."""
+    kernel = writer(package, "void(float32, float32[::1], float32[::1], int64)")
+    x, y = ArrayInterface(record), package.to_device(np.zeros(4, np.float32))
+    if isinstance(record, Stub):
+        record.set_fast(True)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        report = measure(kernel[1, 32], 2, x, y, 5, rounds=2)
+    assert {warning.category for warning in said} <= {RuntimeWarning}, "the grid of one block is not the caller's"
+    assert [each.path for each in report.arguments] == ["scalar", "cuda-interface", "device-array", "scalar"]
+    name = kernel.target.name
+    labels = [f"{name}'s own launch", f"{name}'s own launch, its device arrays made beforehand"]
+    assert [way.label for way in report.alternatives] == labels
+    assert all(way.overhead.median > 2 * report.overhead.median for way in report.alternatives)
+    is_refused(lambda: measure(kernel[1, 32], 2, 3, y, 5), TypeError, "write(): no signature for arguments of types")
+
+
+def test_what_is_refused(record, package):
+    kernel, x = writer(package), tensor(package, (4,))
+    host = np.zeros(4, np.float32)
+    array = package.to_device(host)
+    refused = [
+        (lambda: measure(kernel, 2.0, x, x), TypeError, "say how to launch this one for CUDA: measure(kernel[grid, block], ...)"),
+        (lambda: measure(kernel[1, 32], 2.0, host, host), TypeError, "fastexchange does not make this launch of"),
+        (lambda: measure(writer(package, debug=True, opt=False)[1, 32], 2.0, x, x), TypeError, "debug=True"),
+        (lambda: measure(writer(package, debug=True, opt=False)[1, 32], 2.0, array, array), TypeError, "debug=True"),
+        (lambda: measure(kernel[1, 32], 2.0, DeviceTensor((4,), device_type=1), x), BufferError, "write(): argument 'x'"),
+        (lambda: measure(kernel[1, 32], 2.0), TypeError, "missing"),
+        (lambda: measure(kernel[1, 2000], 2.0, x, x), CudaError, "write() was not launched"),
+        (lambda: measure(kernel[1, 32], 2.0, x, x, rounds=0), ValueError, "rounds"),
+    ]  # fmt: skip
+    for call, kind, text in refused:
+        is_refused(call, kind, text)
+    assert kernel.counts() == (0, 0, 0)
+
+
+def test_where_the_package_turns_out_to_launch(record, package, monkeypatch):
+    """Nobody knows before the kernel is loaded, and its parameters are compared."""
+    monkeypatch.setattr(specialising, "is_as_driver_says", lambda *words: False)
+    array = package.to_device(np.zeros(4, np.float32))
+    is_refused(lambda: measure(writer(package)[1, 32], 2.0, array, array), TypeError, "other parameters than expected")
+
+
+def test_in_a_notebook(record, package):
+    shell_module = pytest.importorskip("IPython.core.interactiveshell", reason="IPython is not installed")
+    shell = shell_module.InteractiveShell.instance(colors="nocolor")
+    try:
+        shell.extension_manager.load_extension("fastexchange")
+        shell.user_ns.update(kernel=writer(package), x=tensor(package, (4,)), y=tensor(package, (4,)))
+        if isinstance(record, Stub):
+            record.set_fast(True)
+        report = shell.run_line_magic("fastargs", "-r 2 -a -q -o kernel[4, 32](2.0, x, y)")
+    finally:
+        shell.history_manager.end_session()
+        shell_module.InteractiveShell.clear_instance()
+    assert [each.name for each in report.arguments] == ["a", "x", "y"] and report.callee == "cuLaunchKernel"
