@@ -218,6 +218,8 @@ def test_pinned_tensors_of_pytorch(record, package, pin):
             with all_given_back(value):
                 assert launched(record, kernel, value) == expected
             is_refused(lambda: kernel[2, 32](unpinned), BufferError, "argument 'a0' (position 0)", "kDLCPU:0")
+    with torch.no_grad():
+        assert launched(record, kernel, torch.nn.Parameter(x)) == expected
     assert all(numba_type.mutable for (numba_type,) in kernel.signatures)
     for _ in range(WARM):  # in any place, beside a tensor of a device
         assert launched(record, other, on_device, x) == launched(record, other, x, on_device) == expected * 2
