@@ -352,7 +352,7 @@ def test_launches_are_measured_in_parts(perf, monkeypatch, tmp_path):
     for package in INSTALLED:
         assert {f"{package}/{'/'.join(key)}" for key in itertools.product(cases, who)} <= {row["key"] for row in rows}
         named = [target for target in document["targets"] if target["call"].startswith(package + ":")]
-        assert len(named) >= 12 and all(target["met"] is not None for target in named)
+        assert len(named) >= 3 and all(target["met"] is not None for target in named)
     table = perf("cuda_table")
     monkeypatch.setattr(table, "ROOT", tmp_path)
     assert "| 26 tensors |" in table.table(file)
