@@ -547,13 +547,12 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _call_bound(self, bound: tuple):
         """Make a call with arguments in parameter order; outputs may be omitted."""
-        from .fallback import call_numba
         from .resolve import call
 
         self._slow_calls += 1
         if (result := self._call_seen(bound)) is not NotImplemented:
             return result
-        make_call = functools.partial(call if self._native.runtime.is_native else call_numba, self)
+        make_call = functools.partial(call, self) if self._native.runtime.is_native else self._call_viewed
         return make_call(bound) if self._outputs is None else self._outputs.call(bound, self.returns, make_call)
 
     def _call_with_outputs(self, /, *args, **kwargs):
@@ -591,15 +590,15 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _call_numba(self, /, *args, **kwargs):
         """Make the call by Numba's dispatcher. Native code calls this for signatures that it cannot pass."""
-        from .fallback import call_numba
-
         self._slow_calls += 1
         bound = self._bind(args, kwargs)
-        if bound is None:
-            return numbas_call(self, *args, **kwargs)
-        if self._is_for_device_kernel(bound):
-            return self._device_kernel.call(bound)
-        return call_numba(self, bound)
+        return self._call_viewed(bound) if bound is not None else numbas_call(self, *args, **kwargs)
+
+    def _call_viewed(self, bound: tuple):
+        """Make a call by Numba's dispatcher, with tensors as NumPy views, or by the kernel for CUDA."""
+        from .fallback import call_numba
+
+        return self._device_kernel.call(bound) if self._is_for_device_kernel(bound) else call_numba(self, bound)
 
     def _failed(self, errors: list[BaseException], args: tuple, named: dict | None):
         """Raise an exception of Numba's dispatcher, taken from a list, with the argument's name. Native code calls this."""

@@ -8,6 +8,7 @@ from ..dispatch import overloads as dispatch
 from ..dispatch.structs import MAX_DEVICES
 from ..ground.dlpack import CUDA
 from ..ground.native import address_of
+from ..interpreter import DISABLED
 from . import launch_structs, native_launch, resets
 from .driver import driver
 from .targets import Compiled, Parameter
@@ -41,6 +42,8 @@ class CudaContext(dispatch.KernelContext):
 
     def _prepare(self) -> None:
         self.native.device_type = CUDA
+        if DISABLED:
+            return
         self.native.vectorcall_any, self.native.run = native_launch.vectorcall_any.address, native_launch.run.address
         self.native.begin_row, self.native.launch_row = native_launch.begin_row.address, native_launch.launch_row.address
 

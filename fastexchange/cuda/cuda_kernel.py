@@ -11,6 +11,7 @@ from ..ground.cpython import NativeCallable
 from ..ground.once import forkable_lock
 from ..ground.parameters import Parameters
 from ..ground.safe_repr import shown
+from ..interpreter import DISABLED
 from .context import CudaContext
 from .device_kernel import DeviceKernel
 from .driver import driver
@@ -67,7 +68,7 @@ class CudaKernel(Kernel, NativeCallable):
         self._launchers: dict[tuple, CudaLauncher] = {}
         self._for_tasks: dict[tuple, CudaLauncher] = {}
         self._lock = forkable_lock()
-        self.why_not = target.why_not(dispatcher)
+        self.why_not = "FASTEXCHANGE_DISABLE is set" if DISABLED else target.why_not(dispatcher)
         """Why the package makes all launches of this kernel; "" if it does not."""
 
     def _element_of(self, field: int):
@@ -219,7 +220,7 @@ class CudaKernel(Kernel, NativeCallable):
 
 def cuda_kernel_of(dispatcher: Any, kernel_options: KernelOptions) -> CudaKernel:
     """Return the only kernel of a ``@cuda.jit`` dispatcher with these options."""
-    if not runtime().is_native:
+    if not runtime().is_native and not DISABLED:
         raise TypeError(f"fast_args(): native code makes no launches here, so use the dispatcher: {runtime().why_not_native}")
     return kernel_of(dispatcher, kernel_options, _new_kernel)
 

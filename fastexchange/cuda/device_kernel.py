@@ -68,7 +68,11 @@ class _Chosen(NativeCallable):
         self._kernel, self._launch = kernel, launch
         any_launcher: CudaLauncher = kernel[1, 1]  # names the method that native code calls
         self._any, self._context = any_launcher, any_launcher._context
-        self._vectorcall = native_launch.vectorcall_own.address
+        self._vectorcall = native_launch.own_call()
+
+    def __call__(self, /, *args, **kwargs):
+        """Make the launch where native code does not."""
+        return self._call_numba(*args, **kwargs)
 
     def _call_numba(self, /, *args, **kwargs):
         chosen = self._launch(*args, **kwargs)
@@ -76,4 +80,4 @@ class _Chosen(NativeCallable):
         return launcher(*args, **kwargs)
 
 
-enable_vectorcall(_Chosen)
+enable_vectorcall(_Chosen, _Chosen.__call__)

@@ -58,7 +58,7 @@ class CudaLauncher(NativeCallable):
         self._native = ffi.new("fx_launcher *")
         self._fill(self._native)
         self._context = address_of(self._native)
-        self._vectorcall = (native_launch.vectorcall_own if kernel.why_not else native_launch.vectorcall).address
+        self._vectorcall = native_launch.own_call() if kernel.why_not else native_launch.vectorcall.address
         self._callbacks: list | None = None
         self._is_retired = False
         if configuration.stream is not None and configuration.stream not in DEFAULT_STREAMS:
@@ -78,6 +78,10 @@ class CudaLauncher(NativeCallable):
         native = ffi.new("fx_launcher *", self._native[0])
         native.stream, native.is_mixed = stream, 1
         return native
+
+    def __call__(self, /, *args, **kwargs) -> None:
+        """Make the launch where native code does not."""
+        self._call_numba(*args, **kwargs)
 
     def __repr__(self):
         return f"<{self.kernel!r}[{self.configuration}]>"
@@ -99,13 +103,13 @@ class CudaLauncher(NativeCallable):
             if not hasattr(own_launch(self, self.configuration.stream), "pre_launch_callbacks"):
                 raise AttributeError(f"{self.kernel.target.name} has no callbacks before a launch")
             self._callbacks = []
-            self._vectorcall = native_launch.vectorcall_own.address
+            self._vectorcall = native_launch.own_call()
         return self._callbacks
 
     def retire(self) -> None:
         """Refuse further launches: a context has been reset, which may have destroyed the stream."""
         self._is_retired = True
-        self._vectorcall = native_launch.vectorcall_own.address
+        self._vectorcall = native_launch.own_call()
         for cache in (self.kernel._launchers, self.kernel._for_tasks):
             for key, launcher in list(cache.items()):
                 if launcher is self:  # another stream may have the same handle
@@ -175,4 +179,4 @@ def _new_launcher(kernel, configuration: Configuration) -> CudaLauncher:
     return CudaLauncher(kernel, configuration)
 
 
-enable_vectorcall(CudaLauncher)
+enable_vectorcall(CudaLauncher, CudaLauncher.__call__)

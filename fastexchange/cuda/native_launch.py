@@ -23,6 +23,7 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
 from ..ground.dlpack import CUDA
 from ..ground.native import call_int, call_word, global_address, load, native, stack, store
+from ..interpreter import DISABLED
 from . import launch_structs
 from .converting import convert_words
 
@@ -291,6 +292,11 @@ def vectorcall_own(callable_, args, nargsf, kwnames):
     """The vectorcall of a launcher whose launches the kernel's package makes."""
     context = dispatch.context_at(launch_structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context)
     return call_method(context.numba_name, callable_, args, nargsf, kwnames)
+
+
+def own_call() -> int:
+    """The address of the vectorcall that leaves launches to Python; 0, for ``__call__``, where native code is switched off."""
+    return 0 if DISABLED else vectorcall_own.address
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)

@@ -13,7 +13,7 @@ from typing import Any
 from numba import types
 
 from .._abi import ffi
-from ..interpreter import NONE_IS_IMMORTAL, TUPLE_ITEMS, is_free_threaded
+from ..interpreter import DISABLED, NONE_IS_IMMORTAL, TUPLE_ITEMS, is_free_threaded
 from .native import address_of, external, global_address, load, native, store
 from .numba_internals import CPUDispatcher, DispatcherBase, note_failure
 from .passing import reraise_passing
@@ -347,7 +347,7 @@ def _find_flags_offset() -> int | None:
     return hits[0] if len(hits) == 1 else None
 
 
-_FLAGS_OFFSET = None if is_free_threaded() else _find_flags_offset()
+_FLAGS_OFFSET = None if is_free_threaded() or DISABLED else _find_flags_offset()
 
 
 def enable_vectorcall(cls: type, call: Any = NativeCallable.__call__) -> bool:

@@ -477,3 +477,48 @@ def test_what_is_freed(package):
     del kernel, launcher, x, array, launch, forall, given, Mine
     gc.collect()
     assert [reference() for reference in (alive, *references)] == [None] * 7
+
+
+@pytest.mark.parametrize("name", filter(is_installed, PACKAGES))
+def test_native_code_that_is_switched_off(name, tmp_path):
+    """The kernel's package makes all launches, with the checks of this one."""
+    run_python(
+        f"""
+        import sys, warnings
+        import numpy as np
+        import cuda_stub
+        stub = cuda_stub.load({str(tmp_path)!r}, force=True)
+        import {name} as cuda
+        from fastexchange import fast_args
+        from fastexchange.ground.cfunction import code_cache
+
+        warnings.simplefilter("ignore")
+
+        @fast_args
+        @cuda.jit
+        def axpy(a, x, y):
+            y[0] = a * x[0]
+
+        @fast_args(cuda=axpy, launch=lambda a, x, y: 100)
+        def anywhere(a, x, y):
+            y[0] = a * x[0]
+
+        x, y, host = cuda.device_array(4), cuda.device_array(4), np.ones(4)
+        stub.clear()
+        axpy[1, 32](2.0, x, y=y)
+        axpy.forall(4)(2.0, x, y)
+        axpy[1, 32].bind(2.0, x, y)()
+        anywhere(2.0, x, y)
+        assert len(stub.launches) == 4 and anywhere(2.0, host, host) is None and host.tolist() == [2, 1, 1, 1]
+        assert axpy.counts()[:2] == (0, 4) and "FASTEXCHANGE_DISABLE is set" in str(axpy[1, 32].explain(2.0, x, y))
+        for wrong in (lambda: axpy[1, 32](2.0, x), lambda: axpy[1, 32](2.0, x, object())):
+            try:
+                wrong()
+            except TypeError as error:
+                assert "axpy()" in str(error), error
+            else:
+                raise AssertionError("launched")
+        assert len(stub.launches) == 4 and code_cache.shipped + code_cache.hits + code_cache.misses == 0
+        """,
+        FASTEXCHANGE_DISABLE="1",
+    )
