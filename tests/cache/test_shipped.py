@@ -194,7 +194,7 @@ def test_without_it_native_code_is_compiled_and_the_user_is_told(built, tmp_path
     if cfunction.code_cache.directory is not None:  # what these tests' own package has compiled fits the copy, too
         run(copied, KERNELS, NUMBA_CACHE_DIR=str(Path(cfunction.code_cache.directory).parent))
     program = "import fastexchange.ground.cfunction as c; c._announced._AFTER = 0.01; "
-    program += "from fastexchange.dispatch.runtime import runtime; runtime()"
+    program += "from fastexchange.dispatch.read_arguments import walk; walk.address"
     done = started(copied, "-c", program, NUMBA_CACHE_DIR=str(copied / "empty"))
     assert (done.returncode, done.stderr.count("\n")) == (0, 1)
     assert "compiling native code" in done.stderr and "none is installed" in done.stderr

@@ -122,8 +122,8 @@ def test_what_is_slow(tmp_path):
 KILLED = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_DFL); os.kill(os.getpid(), signal.{})"
 OURS = {  # a module in place of JAX: its code, seconds for it, the status and the end of the lines, and words of the last
     "what is late, after what was found before": (
-        "import time\n__version__ = '9'\ndef __getattr__(name):\n    time.sleep(600)", 12, "ok unknown",
-        "not done after 12 seconds, after jax; this machine may be busy, or its disk slow",
+        "import time\n__version__ = '9'\ndef __getattr__(name):\n    time.sleep(600)", 8, "ok unknown",
+        "not done after 8 seconds, after jax; this machine may be busy, or its disk slow",
     ),
     **{f"a process killed from outside, by {name},": (KILLED.format(name), 100, "unknown", f"it was ended by {name}, ")
        for name in ("SIGTERM", "SIGXCPU")},

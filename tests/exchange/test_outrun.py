@@ -15,11 +15,11 @@ import pytest
 from counting import scene
 from exchanges import CALLS, Given
 from frameworks import torch
-from interpreter import run_python
 from made_producers import ONLY_NUMBA
 from numba import types
 from numba.extending import overload
 from oracle import new_kernel
+from other_ways import run_changed
 
 from fastexchange import fast_args
 
@@ -281,11 +281,10 @@ def test_memory_that_is_shared_or_cloned_lazily_meanwhile_is_the_one_that_is_wri
 
 def test_without_an_exchange_table():
     """PyTorch before 2.10 has none: its tensors are exported after all others, too."""
-    run_python(
+    run_changed(
         """
         import sys
         sys.modules["tvm_ffi"] = None  # it gives PyTorch's tensors a table where they have none
-        import torch
         del torch.Tensor.__dlpack_c_exchange_api__
         import numpy as np
         import test_outrun

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 SHARE = 100  # of each module one test of so many, at least one
 LIMIT = 60  # seconds
 SLOW = ("test_heapq", "test_parfors", "test_polynomial", "test_np_functions", "test_stencils", "test_linalg", "test_sets")
-PARTS = 6  # processes, each with modules from the whole alphabet
+PARTS = 12  # processes, each with modules from the whole alphabet
 
 MODULES = [name for name in modules() if name.rpartition(".")[2] not in SLOW]
 

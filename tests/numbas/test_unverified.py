@@ -12,11 +12,13 @@ import types
 
 import pytest
 from forked import needs_fork
+from interpreter import copy_native_code
 from other_ways import run_changed
 
 from fastexchange._abi import ffi
 from fastexchange.arguments import buffer
 from fastexchange.ground import cpython
+from fastexchange.ground.cfunction import code_cache
 from fastexchange.ground.readable import checked_address, is_readable
 from fastexchange.producers import ndarray, numpy_table
 
@@ -97,6 +99,8 @@ else:
 @needs_fork
 def test_code_that_another_layout_has_left_on_disk(tmp_path):
     """As when a prerelease of CPython, whose tuples are larger or smaller, is replaced by the next, which has the same ABI."""
+    if code_cache.directory is not None:  # but for what is compiled for the other layout
+        copy_native_code(tmp_path, "*read_arguments*")
     for which in ("other", "own"):
         run_changed(KEPT_ELSEWHERE, which, NUMBA_CACHE_DIR=str(tmp_path))
 

@@ -10,10 +10,12 @@ torch = pytest.importorskip("torch")
 
 import truth_table as truth  # noqa: E402
 from forked import Stage  # noqa: E402
+from nights import at_night  # noqa: E402
 from torch_truth import COLUMNS, ROWS, TABLE  # noqa: E402
 from truth_table import Column, Row, Seen, Table  # noqa: E402
 
 pytestmark = pytest.mark.slow
+OURS = [truth.DLPACK, truth.FAST_ARGS]
 TITLES = [row.title for row in ROWS]
 OF_ITS_INSIDES = ("nested, strided", "inside `torch.vmap`", "inside `torch.func.jvp`")
 """Tensors for which PyTorch's ``__dlpack__`` fails in its insides, by a RuntimeError, and a kernel says what they are."""
@@ -37,9 +39,10 @@ def without_an_exchange_table() -> dict[str, str]:
     return said
 
 
-def test_a_kernel_gets_the_value_or_an_exception_the_same_as_dlpack():
+@pytest.mark.parametrize("columns", at_night([OURS, []], OURS), ids=["ours", "all"])
+def test_a_kernel_gets_the_value_or_an_exception_the_same_as_dlpack(columns):
     """And the same on every path: where paths differ, a cell says so, in bold as all that is bad. So does the committed table."""
-    found = truth.outcomes(TABLE)
+    found = truth.outcomes(TABLE, columns)
     for row in ROWS:
         by_dlpack, ours = found[row.title][truth.DLPACK.title], found[row.title][truth.FAST_ARGS.title]
         assert not ours.startswith("**"), (row.title, ours)
