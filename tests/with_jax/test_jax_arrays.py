@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from forked import fork_python
 from frameworks import jax_with_64_bits, torch
 from interpreter import run_python
 from numba import njit
@@ -416,7 +417,7 @@ assert place(new(big)) == place(big) and new(big)[0] == 2
 
 @pytest.mark.slow
 def test_several_devices():
-    run_python(DEVICES, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    fork_python(DEVICES, XLA_FLAGS="--xla_force_host_platform_device_count=2")
 
 
 OTHERWISE = {
@@ -439,4 +440,4 @@ def test_a_jax_that_is_otherwise_gets_the_same_answers(change):
     found = explain(array)
     assert found.path == "dunder" and "JAX's arrays are not read natively" in str(found), found
     """
-    run_python(code)
+    fork_python(code)

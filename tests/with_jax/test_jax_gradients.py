@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from forked import fork_python
 from frameworks import jax_with_64_bits, torch
 from interpreter import run_python
 from numba import njit
@@ -359,7 +360,7 @@ def test_a_call_that_was_recorded_leaves_others_as_they_are():
 @pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="a JAX without meshes whose axes are explicit")
 def test_a_mesh_with_explicit_axes():
     """Results, gradients and what is written to are distributed as JAX's own are. The oracle is its own function."""
-    run_python(
+    fork_python(
         """
         import jax, jax.numpy as jnp
         from jax.sharding import NamedSharding, PartitionSpec

@@ -7,6 +7,7 @@ import time
 import numba
 import numpy as np
 import pytest
+from forked import fork_python
 from frameworks import jax_with_64_bits
 from interpreter import run_python
 
@@ -287,7 +288,7 @@ def in_parallel(x, y):
 
 @pytest.mark.slow
 def test_a_threading_layer_that_is_not_safe_is_refused():
-    done = run_python(
+    done = fork_python(
         """
         import jax, jax.numpy as jnp
         from fastexchange import fast_args
@@ -438,7 +439,7 @@ def test_a_kernel_is_recompiled_between_two_steps_of_a_call(monkeypatch):
 
 @pytest.mark.slow
 def test_a_first_call_while_jax_traces_is_no_obstacle_to_later_ones():
-    run_python(
+    fork_python(
         """
         import jax, jax.numpy as jnp
         from test_xla import plus
@@ -564,8 +565,8 @@ LOAD = """
 def test_exported_functions_run_in_another_process(tmp_path):
     pytest.importorskip("flatbuffers")
     path = str(tmp_path / "exported")
-    run_python("import sys\n" + EXPORT.replace("\n    ", "\n"), path)
-    done = run_python("import sys\n" + LOAD.replace("\n    ", "\n"), path)
+    fork_python("import sys\n" + EXPORT.replace("\n    ", "\n"), path)
+    done = fork_python("import sys\n" + LOAD.replace("\n    ", "\n"), path)
     assert "no kernel test_xla.scaled" in done.stdout and "[ 0.  3.  6.  9. 12.] [0. 3. 6.]" in done.stdout
 
 
@@ -579,7 +580,7 @@ def test_functions_that_jax_keeps_on_disk_find_the_kernel_of_their_process(tmp_p
     print(jax.jit(lambda x: scaled(x, jnp.float32(4)) + 1)(jnp.arange(3.0)))
     """
     for _ in range(2):
-        assert "[1. 5. 9.]" in run_python(code, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).stdout
+        assert "[1. 5. 9.]" in fork_python(code, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).stdout
     assert list(tmp_path.iterdir())
 
 
@@ -615,7 +616,7 @@ def test_a_program_ends_while_kernels_need_python():
 
 @pytest.mark.slow
 def test_several_devices():
-    run_python(
+    fork_python(
         """
         import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
