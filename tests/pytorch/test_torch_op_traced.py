@@ -1,6 +1,7 @@
 """Kernels in calls that PyTorch traces, compiles, transforms or exports, and what modes, tracers and profilers see of them."""
 
 import functools
+import itertools
 import re
 import warnings
 
@@ -287,8 +288,10 @@ def test_a_second_derivative_names_the_kernel_that_has_no_backward():
 
 
 # ---- compiled functions ------------------------------------------------------------------------------------------------------
-@by_backend
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("backend", "dynamic"), [
+    *itertools.product(["eager", "aot_eager"], [False, True]), pytest.param("inductor", True, marks=pytest.mark.slow),
+    pytest.param("inductor", False, marks=pytest.mark.nightly),
+])  # fmt: skip
 def test_kernels_in_compiled_functions(backend, dynamic):
     w = tensors()[1]
     compiled = compiled_whole(lambda x, w: scale(x + 1, w=w) - 1, backend=backend, dynamic=dynamic)
