@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from frameworks import needs_torch
 from kernel_data import CASES, SHAPES, blank, call, check, contiguous, random, strided, that_fit, torch, transposed
-from nights import at_night
 from numba import njit
 
 import kernels.adamw
@@ -97,11 +96,6 @@ ROWS = {
 }
 
 
-CASES_OF_ROWS = [(name, number) for name in ROWS for number in range(4 if "softmax" in name else 3)]
-SHARED = ("softmax", 3), ("log_softmax", 2), ("rms_norm", 2)
-"""Those that wait for the night: another kernel of rows is compiled for the types and layouts of each."""
-
-
 def check_rows(name, x, out):
     kernel, count, oracle, scale = ROWS[name]
     parameters = [random(x.shape[1], out.dtype, seed) for seed in range(1, count + 1)]
@@ -111,10 +105,11 @@ def check_rows(name, x, out):
     return got
 
 
-@pytest.mark.parametrize("case", at_night(CASES_OF_ROWS, *(each for each in CASES_OF_ROWS if each not in SHARED)), ids=str)
-def test_rows(case):
-    name, number = case
-    dtype, layout, result, result_layout = CASES[number]
+@pytest.mark.parametrize(
+    ("name", "dtype", "layout", "result", "result_layout"),
+    [(name, *case) for name in ROWS for case in CASES[: 4 if "softmax" in name else 3]],
+)
+def test_rows(name, dtype, layout, result, result_layout):
     for shape in that_fit(layout, [*SHAPES, LARGE, (1, 100_001)]):
         got = check_rows(name, layout(8 * random(shape, dtype)), blank(shape, result, result_layout))
         if name == "softmax" and shape[1]:
@@ -216,9 +211,7 @@ def check_drawn(logits, k, p, temperature, u, layout=contiguous):
     np.testing.assert_array_equal(got, sample_oracle(logits, k, p, temperature, u), f"{logits.shape[1]} {k} {p}")
 
 
-@pytest.mark.parametrize(("dtype", "layout"), [
-    (np.float32, contiguous), (np.float64, strided), pytest.param(np.int32, transposed, marks=pytest.mark.nightly),
-])  # fmt: skip
+@pytest.mark.parametrize(("dtype", "layout"), [(np.float32, contiguous), (np.float64, strided), (np.int32, transposed)])
 def test_sample(dtype, layout):
     for rows, vocabulary in that_fit(layout, [(0, 5), (1, 1), (3, 2), (7, 65), (50, 700), (3, 5003)]):
         logits = layout(random((rows, vocabulary), dtype))
@@ -304,7 +297,7 @@ def check_steps(params, exp_avgs, exp_avg_sqs, grads, numbers=NUMBERS):
         (np.float64, np.float64, np.float64, VECTORS, strided),
         (np.float32, np.float32, np.float64, VECTORS, contiguous),
         (np.float32, np.float32, np.float32, MATRICES, contiguous),
-        pytest.param(np.float64, np.float32, np.float64, MATRICES, transposed, marks=pytest.mark.nightly),
+        (np.float64, np.float32, np.float64, MATRICES, transposed),
         (np.float64, np.float64, np.float64, [(2, 1, 3), (4, 5, 6)], transposed),
         (np.float64, np.int32, np.float64, [(), ()], np.array),
     ],

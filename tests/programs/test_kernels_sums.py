@@ -117,7 +117,7 @@ def sparse(rows, columns, dtype, index):
 
 @pytest.mark.parametrize("dtype, index, layout", [
     (np.float32, np.int32, contiguous), (np.float32, np.int64, strided), (np.float64, np.int64, contiguous),
-    pytest.param(np.complex64, np.int32, contiguous, marks=pytest.mark.nightly),
+    (np.complex64, np.int32, contiguous),
 ])  # fmt: skip
 def test_csr_matvec(dtype, index, layout):
     for rows, columns in that_fit(layout, [(0, 0), (0, 3), (3, 0), (1, 1), (7, 5), (40, 33), (600, 400)]):
@@ -177,7 +177,7 @@ EXTENTS = [(0, 5), (1, 0), (40, 0), (1, 1), (1, 9), (3, 257), (5, 128), (8, 300)
 
 @pytest.mark.parametrize("dtype, layout, state_dtype", [
     (np.float64, contiguous, np.float64), (np.float64, strided, np.float64), (np.float32, contiguous, np.float64),
-    pytest.param(np.int16, transposed, np.float32, marks=pytest.mark.nightly),
+    (np.int16, transposed, np.float32),
 ])  # fmt: skip
 def test_sosfilt(dtype, layout, state_dtype):
     for channels, samples in that_fit(layout, EXTENTS):
