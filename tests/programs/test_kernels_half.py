@@ -29,7 +29,7 @@ from kernels.softmax import softmax
 
 HALVES = [torch.bfloat16, torch.float16]
 INF, NAN = math.inf, math.nan
-each_half = pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
+each_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
 
 
 def normal(dtype, *shape, seed=0):
