@@ -11,12 +11,13 @@ from numba.core import sigutils
 from numba.core.dispatcher import Dispatcher
 
 from .calls import interpreted
-from .calls.kernel import AcceleratedKernel, FastKernel, Kernel, kernel_of
+from .calls.kernel import AcceleratedKernel, FastKernel, Kernel, KernelOfPackages, kernel_of
 from .calls.options import KernelOptions, OptionsOf, check_names
 from .ground.numba_internals import (
     CPUDispatcher,
     add_class_of_dispatchers,
     can_compile,
+    class_of_dispatchers,
     njit_as,
     overloads_of,
     pipeline_of,
@@ -174,8 +175,11 @@ def _checked_cuda(cuda, launch, out, grad: str, storage: bool):
 add_class_of_dispatchers(FastKernel)
 
 
-def accelerate() -> None:
+def accelerate(*packages: str) -> None:
     """Let ``numba.njit`` and ``numba.jit`` make a :class:`FastKernel` of each function that they decorate from now on.
+
+    `packages`: names of packages or modules, as ``"mylibrary"`` or ``"mylibrary.kernels"``, whose functions alone become kernels:
+    for a library that decides for itself and not for its users. Names add up; a call without any means all functions.
 
     This accelerates unchanged programs and libraries: call it before they are imported. Their functions then take tensors, and
     their calls are cheaper. A call without a tensor raises the same errors as with Numba. Two differences remain: code on disk
@@ -183,13 +187,14 @@ def accelerate() -> None:
     calls that native code makes. ``python -m fastexchange run PROGRAM`` does this for a program.
 
     The class of these functions is derived from Numba's ``CPUDispatcher``, has its name, and replaces it where programs find it.
-    So ``type(f) is CPUDispatcher`` holds in modules that are imported from then on. A program may give that class another
-    ``__call__`` before a function's first call; then it makes the function's calls. Another ``_compile_for_args`` makes the calls
-    with new types. Both are slower.
+    (With `packages` it replaces it nowhere.) So ``type(f) is CPUDispatcher`` holds in modules that are imported from then on. A
+    program may give that class another ``__call__`` before a function's first call; then it makes the function's calls. Another
+    ``_compile_for_args`` makes the calls with new types. Both are slower.
 
     Functions that are already decorated stay unchanged. :func:`decelerate` undoes this function. Both may be called repeatedly.
 
-    Under ``NUMBA_DISABLE_JIT`` this does nothing. Raises RuntimeError if this Numba has no registry of dispatchers as expected.
+    Under ``NUMBA_DISABLE_JIT`` this does nothing. Raises TypeError or ValueError for what is no name of a package; RuntimeError
+    if this Numba has no registry of dispatchers as expected.
 
     >>> import numba, numpy as np
     >>> accelerate()
@@ -200,17 +205,26 @@ def accelerate() -> None:
     >>> type(total).__name__, total(np.arange(4.0)), total.counts().slow
     ('CPUDispatcher', 6.0, 1)
     """
-    _set_class(AcceleratedKernel)
+    for name in packages:
+        if not isinstance(name, str):
+            raise TypeError(f"accelerate() takes names of packages, not {shown(name)}")
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"accelerate(): {name!r} is no name by which a package is imported")
+    KernelOfPackages.packages |= {*packages}
+    _set_class(KernelOfPackages if packages else AcceleratedKernel)
 
 
 def decelerate() -> None:
     """Undo :func:`accelerate`: functions decorated from now on become Numba's own dispatchers. Kernels stay kernels."""
+    KernelOfPackages.packages = frozenset()
     _set_class(CPUDispatcher)
 
 
 def _set_class(cls: type) -> None:
     try:
-        set_class_of_dispatchers(cls)
+        if cls is KernelOfPackages and class_of_dispatchers() is AcceleratedKernel:
+            return  # all are accelerated
+        set_class_of_dispatchers(cls, cls is AcceleratedKernel)
     except Exception as error:
         raise RuntimeError(f"accelerate(): this Numba keeps its dispatchers in another way ({error}); use @fast_args") from error
 

@@ -39,9 +39,9 @@ def switching():
 
 
 @contextlib.contextmanager
-def accelerating():
+def accelerating(*packages):
     """What Numba's decorators make in the block is accelerated."""
-    accelerate()
+    accelerate(*packages)
     try:
         yield
     finally:

@@ -647,6 +647,19 @@ class AcceleratedKernel(FastKernel):
         return FastKernel if type(self) is AcceleratedKernel else type(self)  # pickle finds that name in every process
 
 
+class KernelOfPackages(AcceleratedKernel):
+    """What ``numba.jit`` makes its dispatchers of after ``accelerate("package")``: no object has this class."""
+
+    __slots__ = ()
+    packages: frozenset[str] = frozenset()
+
+    def __new__(cls, py_func, locals=None, targetoptions=None, pipeline_class=compiler.Compiler):
+        """Return a kernel for a function of the named packages, else Numba's own dispatcher."""
+        names = str(py_func.__module__).split(".")
+        is_named = any(".".join(names[: i + 1]) in cls.packages for i in range(len(names)))
+        return (AcceleratedKernel if is_named else CPUDispatcher)(py_func, locals, targetoptions, pipeline_class)
+
+
 for _attribute in "__name__", "__qualname__", "__module__", "__doc__":
     setattr(AcceleratedKernel, _attribute, getattr(CPUDispatcher, _attribute))
 

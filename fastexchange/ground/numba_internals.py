@@ -495,8 +495,8 @@ def class_of_dispatchers() -> Any:
     return _dispatchers[_CPU]
 
 
-def set_class_of_dispatchers(cls: Any) -> None:
-    """Let ``numba.jit`` make objects of `cls`, and put `cls` in place of ``CPUDispatcher``.
+def set_class_of_dispatchers(cls: Any, is_named: bool) -> None:
+    """Let ``numba.jit`` make objects of `cls`; if it `is_named`, put `cls` in place of ``CPUDispatcher``.
 
     ``numba.jit`` reads the class in a registry. Dispatchers are pickled with the name of their class, so Numba's own class gets
     its other name, which it has in every process.
@@ -505,8 +505,8 @@ def set_class_of_dispatchers(cls: Any) -> None:
     if also.CPUDispatcher is not CPUDispatcher:
         raise RuntimeError(f"{also.__name__} has another CPUDispatcher")
     dict.__setitem__(_dispatchers, _CPU, cls)  # the registry's own __setitem__ refuses a second value
-    where.CPUDispatcher = cls
-    CPUDispatcher.__module__ = (where if cls is CPUDispatcher else also).__name__
+    where.CPUDispatcher = cls if is_named else CPUDispatcher
+    CPUDispatcher.__module__ = (also if is_named else where).__name__
 
 
 def _target_of(cls: type) -> str:

@@ -4,6 +4,7 @@ import enum
 import functools
 import gc
 import pickle
+import types as python_types
 import warnings
 import weakref
 
@@ -116,6 +117,30 @@ def test_decorators_make_what_is_accelerated_meanwhile():
         assert kernel(np.ones(3)) == kernel(np.ones(3)) == 3.0
     assert [kernel(tensor) for kernel in made[:2] * 2] == [3.0] * 4
     assert type(numba.njit(total)) is CPUDispatcher
+
+
+def test_the_functions_of_named_packages():
+    def made_in(module: str):
+        function = python_types.FunctionType(total.__code__, {"__name__": module}, "total")
+        function.__module__ = module
+        return numba.njit(function)
+
+    with accelerating("ours", "theirs.kernels"):
+        kernels = [isinstance(made_in(name), FastKernel) for name in ("ours", "ours.deep.inside", "theirs.kernels.sums")]
+        others = [type(made_in(name)) for name in ("theirs", "theirs.kernels2", "ours2", "__main__")]
+        assert all(kernels) and {*others} == {CPUDispatcher} and registry.CPUDispatcher is CPUDispatcher
+        accelerate("more")
+        assert isinstance(made_in("more"), FastKernel) and isinstance(made_in("ours"), FastKernel)
+        assert made_in("ours")(torch.ones(3) if torch is not None else np.ones(3)) == 3.0
+        received = pickle.loads(pickle.dumps(made_in("ours")))
+        with accelerating():
+            assert isinstance(made_in("theirs"), FastKernel)
+            accelerate("ours")
+            assert isinstance(made_in("theirs"), FastKernel) and registry.CPUDispatcher is not CPUDispatcher
+    assert type(made_in("ours")) is CPUDispatcher and isinstance(received, FastKernel)
+    for name, error in ((3, TypeError), ("my-package", ValueError), ("", ValueError), ("a..b", ValueError)):
+        with pytest.raises(error, match=r"accelerate\(\)"):
+            accelerate(name)
 
 
 def test_a_first_calls_result_is_its_callers_alone_and_a_kernel_that_nobody_holds_is_gone():
