@@ -67,7 +67,10 @@ def transposed(x, y):
 
 @fast_args
 def total(x):
-    return x.sum()
+    s = 0.0
+    for each in x.flat:
+        s += each
+    return s
 
 
 @functools.cache
