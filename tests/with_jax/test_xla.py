@@ -17,7 +17,7 @@ from fastexchange.jax import xla_calls, xla_target
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
-SHAPES = (), (1,), (4,), (0, 3), (2, 3), (2, 1, 4, 1, 3)
+SHAPES = (), (1,), (4,), (0, 3), (2, 1, 4, 1, 3)
 DTYPES = "bool", "int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64", "float8_e4m3fn"
 WIDE = "int64", "uint64", "float64", "complex128"
 
@@ -59,14 +59,15 @@ def calls_python(function, *arguments) -> bool:
     return "callback" in str(jax.make_jaxpr(function)(*arguments))
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, *WIDE])
-def test_a_compiled_call_is_the_eager_one(dtype):
+@pytest.mark.parametrize(("dtype", "shape"), [
+    *((dtype, (2, 3)) for dtype in (*DTYPES, *WIDE)), *(("float32", shape) for shape in SHAPES),
+])  # fmt: skip
+def test_a_compiled_call_is_the_eager_one(dtype, shape):
     with jax_with_64_bits(dtype in WIDE):
-        for shape in SHAPES:
-            x = (jnp.arange(np.prod(shape, dtype=int)).reshape(shape) % 7).astype(dtype)
-            want, got = twice(x), jax.jit(twice)(x)
-            assert got.dtype == want.dtype == x.dtype and got.shape == x.shape
-            assert np.array_equal(np.asarray(got), np.asarray(want))
+        x = (jnp.arange(np.prod(shape, dtype=int)).reshape(shape) % 7).astype(dtype)
+        want, got = twice(x), jax.jit(twice)(x)
+        assert got.dtype == want.dtype == x.dtype and got.shape == x.shape
+        assert np.array_equal(np.asarray(got), np.asarray(want))
     assert not calls_python(twice, x8)
 
 
@@ -123,7 +124,7 @@ def test_vmap_is_a_loop_over_the_batch(is_compiled):
 
 @pytest.mark.parametrize("number", [2, 2.5, True, 1j, np.float32(0.1), np.int8(3), np.uint64(2**40), np.complex64(2j)])
 def test_numbers_are_constants(number):
-    x = x8.astype("complex64") if np.iscomplexobj(number) else x8
+    x = jnp.asarray(x8.astype("complex64") if np.iscomplexobj(number) else x8)
     assert np.array_equal(jax.jit(lambda x: plus(x, number))(x), plus(x, number))
     assert np.array_equal(jax.jit(lambda x: plus(x, k=number))(x), plus(x, number))
 
@@ -151,7 +152,8 @@ def test_tuples_none_defaults_and_keywords():
     def function(x, z):
         return mixed(x, (z, (x, 3.0)))[0] + mixed(x, (z, (x, z[1])), k=5)[1] + mixed(x, (z, (x, 2)), other=z)[2]
 
-    assert jax.jit(function)(x8, x8) == function(x8, x8) and not calls_python(function, x8, x8)
+    x = jnp.asarray(x8)
+    assert jax.jit(function)(x, x) == function(x, x) and not calls_python(function, x, x)
 
 
 def test_what_only_python_passes():
@@ -247,7 +249,8 @@ def test_a_kernel_that_does_not_compile_says_so_while_jax_traces():
 def test_an_exception_of_a_kernel_is_in_jaxs_error():
     @fast_args(out="x[n] -> y[n]")
     def checked(x, y):
-        y[:] = x
+        for i in range(x.size):
+            y[i] = x[i]
         if x[0] > 1:
             raise ValueError("too large", x[0])
 
@@ -409,7 +412,7 @@ def test_a_kernel_is_recompiled_while_compiled_functions_run():
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
     for each in threads:
         each.start()
-    for _ in range(15):
+    for _ in range(5):
         kernel.recompile()
         time.sleep(0.005)
     ends.set()
