@@ -8,11 +8,15 @@ import pickle
 import sys
 import textwrap
 
-from forked import Ended, Stage
+import numba
+import numpy as np
 
 _PRELUDE = """
-import numpy, numba
-numba.njit(lambda x: x.sum())(numpy.ones(3))
+import sys
+sys.path[:0] = {path!r}
+import other_ways
+other_ways.compile_all()
+del sys, other_ways
 try:
     import torch
 except ImportError:
@@ -21,14 +25,16 @@ except ImportError:
 
 
 @functools.cache
-def _stage() -> Stage:
-    stage = Stage(_PRELUDE)
+def _stage():
+    from forked import Stage  # not where this module is imported to be forked: it imports this package
+
+    stage = Stage(_PRELUDE.format(path=sys.path))
     atexit.register(stage.close)
     return stage
 
 
-def run_changed(code: str, *arguments: str, **environment: str) -> Ended:
-    """Run `code` in an interpreter that has imported NumPy, Numba and PyTorch, not this package."""
+def run_changed(code: str, *arguments: str, **environment: str):
+    """Run `code` in an interpreter that has imported NumPy, Numba and PyTorch, not this package, and compiled ``check``'s kernels."""
     ended = _stage().run(textwrap.dedent(code), *arguments, seconds=500, exits=False, **environment)
     assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
     return ended
@@ -58,28 +64,64 @@ def raises(call, *words: str) -> bool:
     return False
 
 
-def check():
-    """Calls, bound launches and exchanges are right. Returns two kernels: of tensors, and of a string, a number and a buffer."""
-    import numpy as np
+# ---- functions that Numba has compiled before anything is found, or changed ----------------------------------------------
+@numba.njit
+def _kernel(a, x, pair, y=2.0):
+    return a * x.sum() + pair[0] + y
 
+
+@numba.njit
+def _first(items):
+    return items[0].sum() + items[1].sum()
+
+
+@numba.njit
+def _length(text, i, buffer):
+    return len(text) + i + buffer[1]
+
+
+@numba.njit
+def _twice(x):
+    return 2 * x
+
+
+@numba.njit
+def _same(x):
+    return x
+
+
+@numba.njit
+def _axpy(a, x, y):
+    for i in range(x.shape[0]):
+        y[i] += a * x[i]
+    return y
+
+
+@numba.njit
+def _doubled(x, y):
+    for i in range(x.shape[0]):
+        y[i] = 2 * x[i]
+
+
+def compile_all() -> None:
+    x, shorts = np.ones(3), array.array("h", [1, 2])
+    _kernel(2.0, x, (1.0, 2.0)), _kernel(2.0, x, Pair(1.0, x)), _first([x, x]), _first((x, x))
+    _same(x), _twice(x), _twice(x[::-2]), _axpy(1.0, x, x), _doubled(x, x)
+    for number in (1, np.int16(1), np.float32(1)):
+        _length("abc", number, shorts)
+
+
+def check(is_compiled: bool = True):
+    """Calls, bound launches and exchanges are right. Returns two kernels: of tensors, and of a string, a number and a buffer.
+
+    Without `is_compiled` Numba compiles the kernels now.
+    """
     from fastexchange import BoundLaunch, convert, fast_args, from_dlpack, to_dlpack
 
-    kernel = fast_args(lambda a, x, pair, y=2.0: a * x.sum() + pair[0] + y)
-    twice, same = fast_args(lambda x: 2 * x), fast_args(lambda x: x)
-    first = fast_args(lambda items: items[0].sum() + items[1].sum())
-    length = fast_args(lambda text, i, buffer: len(text) + i + buffer[1])
-
-    @fast_args
-    def axpy(a, x, y):
-        for i in range(x.shape[0]):
-            y[i] += a * x[i]
-        return y
-
-    @fast_args(out="x[n] -> y[n]")
-    def doubled(x, y):
-        for i in range(x.shape[0]):
-            y[i] = 2 * x[i]
-
+    kernel, first, length, twice, same, axpy = (
+        fast_args(each if is_compiled else each.py_func) for each in (_kernel, _first, _length, _twice, _same, _axpy)
+    )
+    doubled = fast_args(out="x[n] -> y[n]")(_doubled if is_compiled else _doubled.py_func)
     makers = [np.ones, lambda n: Protocol(np.ones(n))]
     if torch := sys.modules.get("torch"):
         makers.append(lambda n: torch.ones(n, dtype=torch.float64))

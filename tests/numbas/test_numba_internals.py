@@ -68,7 +68,7 @@ CHANGED = """
     from fastexchange.command import probe
     from fastexchange.dispatch.runtime import runtime
 
-    kernel, _ = check()
+    kernel, _ = check(is_compiled=False)
     text = str(kernel.explain(1.0, np.ones(3), (1.0, 2.0)))
     assert kernel.counts().fast == 0 and "Numba's own dispatcher makes all calls" in text, text
     print(*runtime().numba_failures)
