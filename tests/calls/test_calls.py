@@ -10,7 +10,6 @@ from functools import partial
 import numba
 import numpy as np
 import pytest
-from forked import fork_python
 from frameworks import torch
 from made_producers import Dunder, Tabled
 from numba import float64, int64
@@ -307,7 +306,9 @@ def test_what_cannot_be_decorated_or_given_is_a_type_error():
         assert kind is TypeError and option in message
 
 
-def check_without_compiler():
+def test_with_numbas_compiler_off_functions_run_as_python(monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+
     @fast_args
     def scaled(x, by=2.0):
         assert type(x) in {np.ndarray}, "which Numba does not compile"
@@ -325,7 +326,7 @@ def check_without_compiler():
     out = np.empty(3)
     assert longer(np.ones(2), 2.0, out) is out and out.tolist() == [0.0, 3.0, 3.0]
     listed = [np.ones(1), second := np.ones(2)]
-    assert first_doubled(listed) is listed and len(listed) == 3 and listed[0] is listed[1] is second
+    assert fast_args(first_doubled.py_func)(listed) is listed and len(listed) == 3 and listed[0] is listed[1] is second
     one, jitted = numba.njit(lambda: 1), type("Jitted", (), {"value": 2})()
     assert fast_args(lambda function, ob, *, x: (function() + ob.value, x))(one, jitted, x="text") == (3, "text")
     if torch is not None:
@@ -342,10 +343,6 @@ def check_without_compiler():
         assert allowing(leaf) == careful(leaf.detach()) == 3.0
         refused = [type_and_message(*call)[0] for call in ((careful, leaf), (careful, negated), (allowing, negated))]
         assert refused == [BufferError] * 3
-
-
-def test_with_numbas_compiler_off_functions_run_as_python():
-    fork_python("import test_calls\ntest_calls.check_without_compiler()", NUMBA_DISABLE_JIT="1")
 
 
 def test_explain_says_who_makes_a_call_and_shows_no_type_of_ours_for_a_default():

@@ -11,9 +11,10 @@ import hostile_producers as hostile
 import numba
 import numpy as np
 import pytest
+from children import in_fork
 from counting import Exported, Viewed, end_of, forget_notes, gives_deleting, kept, no_violations, scene
 from exchanges import together
-from forked import fork_python
+from forked import needs_fork
 from made_producers import ONLY_NUMBA, Dunder, Tabled, export_legacy
 from oracle import new_kernel
 
@@ -278,6 +279,7 @@ def recurse_without_end():
     assert tensor.ledger.made > 3 and not hostile.violations
 
 
+@needs_fork
 def test_recursion_without_end():
     """A producer that calls the kernel with itself, for ever: RecursionError at the latest, and all is given back."""
-    fork_python("import test_hostile_actions as tests; tests.recurse_without_end()")
+    assert in_fork(recurse_without_end) == 0
