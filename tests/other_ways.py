@@ -34,7 +34,7 @@ def _stage():
 
 
 def run_changed(code: str, *arguments: str, **environment: str):
-    """Run `code` in an interpreter that has imported NumPy, Numba and PyTorch, not this package, and has compiled what is called."""
+    """Run `code` in an interpreter that has imported NumPy, Numba and PyTorch, not this package; and compiled what is called."""
     ended = _stage().run(textwrap.dedent(code), *arguments, seconds=500, exits=False, **environment)
     assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
     return ended

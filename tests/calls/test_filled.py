@@ -35,11 +35,12 @@ def test_what_is_left_is_counted(dtype):
 
     @fast_args(out=f"x[n] -> y[n, 2]: {dtype}, z[n]: {dtype}")
     def partly(x, y, z):
-        for i in range(x.shape[0] - 1):
-            y[i, 0] = y[i, 1] = 1
-        z[:] = 1
+        for i in range(x.shape[0]):
+            z[i] = 1
+            if i:
+                y[i, 0] = y[i, 1] = 1
 
-    for make in MAKERS if dtype not in HALVES else [torch.from_numpy]:
+    for make in [torch.from_numpy] if dtype in HALVES else MAKERS if dtype == "float32" else MAKERS[:2]:
         for _ in range(3):
             (message,) = warnings_of(lambda: partly(make(np.ones(3, np.float32))))  # noqa: B023
             assert "partly(): 2 of 6 elements of its output 'y' are still the " in message
@@ -49,7 +50,8 @@ def test_what_is_left_is_counted(dtype):
 def test_results_that_are_nan_and_given_outputs_are_not_reported():
     @fast_args(out="x[n] -> y[n], z[n]: int32")
     def kernel(x, y, z):
-        y[:] = x - x
+        for i in range(x.size):
+            y[i] = x[i] - x[i]
         z[0] = 1
 
     infinite = np.full(3, np.inf, np.float32)

