@@ -181,23 +181,26 @@ def test_an_exported_program_is_of_one_declaration(call, tmp_path):
 
 @fast_args(out="x[n] -> y[n]")
 def copied(x, y):
-    y[:] = x
+    for i in range(x.size):
+        y[i] = x[i]
 
 
 @fast_args(out="x[n] -> y[n]: float64")
 def wide(x, y):
-    y[:] = 3 * x
+    for i in range(x.size):
+        y[i] = 3 * x[i]
 
 
 @fast_args(out="x[n] -> y[n], z[n]")
 def twice(x, y, z):
-    y[:] = 4 * x
-    z[:] = 5 * x
+    for i in range(x.size):
+        y[i], z[i] = 4 * x[i], 5 * x[i]
 
 
 @fast_args(mutates=("x",))
 def written(x: torch.Tensor):
-    x[:] = 6 * x
+    for i in range(x.size):
+        x[i] = 6 * x[i]
 
 
 def made(factor):

@@ -38,22 +38,26 @@ def test_an_operator_is_called_like_the_kernel():
 # ---- gradients -------------------------------------------------------------------------------------------------------
 @fast_args(out="x[n], y[n] -> z[n]")
 def product(x, y, z):
-    z[:] = x * y
+    for i in range(x.size):
+        z[i] = x[i] * y[i]
 
 
 @fast_args(out="grad_z[n], y[n] -> grad_x[n]")
 def product_by_x(grad_z, y, grad_x):
-    grad_x[:] = grad_z * y
+    for i in range(y.size):
+        grad_x[i] = grad_z[i] * y[i]
 
 
 @fast_args(out="grad_z[n], x[n] -> grad_y[n]")
 def product_by_y(grad_z, x, grad_y):
-    grad_y[:] = grad_z * x
+    for i in range(x.size):
+        grad_y[i] = grad_z[i] * x[i]
 
 
 @fast_args(out="x[n] -> y[n]")
 def square(x, y):
-    y[:] = x * x
+    for i in range(x.size):
+        y[i] = x[i] * x[i]
 
 
 @fast_args(out="grad_y[n], x[n] -> grad_x[n]")
@@ -64,8 +68,9 @@ def square_backward(grad_y, x, grad_x):
 
 @fast_args(out="grad_grad_x[n], grad_y[n], x[n] -> grad_grad_y[n], grad_x[n]")
 def square_double(grad_grad_x, grad_y, x, grad_grad_y, grad_x):
-    grad_grad_y[:] = 2 * x * grad_grad_x
-    grad_x[:] = 2 * grad_y * grad_grad_x
+    for i in range(x.size):
+        grad_grad_y[i] = 2 * x[i] * grad_grad_x[i]
+        grad_x[i] = 2 * grad_y[i] * grad_grad_x[i]
 
 
 @pytest.mark.parametrize("backend", at_night(["eager", "aot_eager", "inductor"], "eager", "aot_eager"))
@@ -99,11 +104,13 @@ def test_gradients_with_and_without_a_function_of_pytorch(kind, monkeypatch):
 def test_gradients_of_calls_that_omit_arguments():
     @fast_args(out="x[n] -> y[n]")
     def power(x, factor: float = 3.0, exponent: float = 2.0, y=None):
-        y[:] = factor * x**exponent
+        for i in range(x.size):
+            y[i] = factor * x[i] ** exponent
 
     @fast_args(out="grad_y[n], x[n] -> grad_x[n]")
     def power_backward(grad_y, x, factor: float, exponent: float, grad_x):
-        grad_x[:] = grad_y * factor * exponent * x ** (exponent - 1)
+        for i in range(x.size):
+            grad_x[i] = grad_y[i] * factor * exponent * x[i] ** (exponent - 1)
 
     op = power.as_torch_op("fx_test::power", backward=power_backward)
     for args, kwargs, factor, exponent in (

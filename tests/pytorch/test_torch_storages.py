@@ -63,8 +63,11 @@ def test_kernels_without_the_gil_forbid_resizing_as_numpy_does():
     assert literal(tensor, ONLY_NUMBA) == 3 and not tensor.untyped_storage().resizable()
 
 
-HOLDING = [(lambda x, y: (x, x.sum()), lambda x: x), (lambda x, y: (x[0], x[0].sum()), lambda x: (x, 1.0))]
-HOLDING += [(lambda x, y: (x[79], x[79].sum()), lambda x: (x,) * 80)]  # more than looks
+first_by_size = numba.njit(lambda x: x.flat[0] * x.size)
+HOLDING = [
+    (lambda x, y: (x, first_by_size(x)), lambda x: x), (lambda x, y: (x[0], first_by_size(x[0])), lambda x: (x, 1.0)),
+    (lambda x, y: (x[79], first_by_size(x[79])), lambda x: (x,) * 80),  # more than looks
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("function", "give"), HOLDING)
