@@ -249,4 +249,4 @@ def test_dispatchers_that_cannot_be_extended():
 
 def test_numbas_own_internal_functions_are_kernels_as_well():
     with accelerating():
-        assert numba.njit(lambda n: sorted([float(i) for i in range(n)])[-1] + np.sort(np.arange(n))[0])(4) == 3.0
+        assert numba.njit(lambda n: np.sort(np.arange(n))[-1])(4) == 3

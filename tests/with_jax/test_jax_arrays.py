@@ -39,20 +39,20 @@ def tail(x):
 
 
 SHAPES = (), (1,), (4,), (0, 3), (2, 3), (2, 1, 4, 1, 3)
-DTYPES = "bool", "int8", "uint16", "int32", "float16", "float32", "complex64"
+DTYPES = "bool", "int8", "uint16", "int32", "float16", "complex64"
 slow = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda i, y: jnp.tanh(y @ y) * 0.5 + x[0, 0], x))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_kernel_sees_what_njit_sees(dtype):
+@pytest.mark.parametrize(("dtype", "shapes"), [("float32", SHAPES), *((dtype, [(2, 3)]) for dtype in DTYPES)])
+def test_a_kernel_sees_what_njit_sees(dtype, shapes):
     kernel = new_kernel(seen)
-    for shape in SHAPES:
+    for shape in shapes:
         array = jnp.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
         wanted = seen(np.asarray(array).astype(np.float32) if dtype == "float16" else np.asarray(array))
         for _ in range(3):
             assert kernel(array)[:2] == wanted[:2]
         assert dtype == "float16" or kernel(array) == wanted
-    assert kernel.counts().slow == 5  # ranks, and (0, 3), which is in Fortran order, too
+    assert kernel.counts().slow == (5 if shapes is SHAPES else 1)  # ranks, and (0, 3), which is in Fortran order, too
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
@@ -253,9 +253,8 @@ def test_outputs_and_results(size):
 
 @fast_args(out="x[n], y[n] -> total[n], both[2, n]")
 def added(x, y, total, both):
-    total[:] = x + y
-    for i in range(2):
-        both[i] = x + y
+    for i in range(x.size):
+        total[i] = both[0, i] = both[1, i] = x[i] + y[i]
 
 
 def test_a_small_result_shows_no_memory_that_others_write_to():

@@ -222,7 +222,8 @@ def test_an_output_whose_gradient_no_step_takes():
 
 @njit
 def twofold(grad_a, grad_x):
-    grad_x[:] = grad_a * 2
+    for i in range(grad_a.size):
+        grad_x[i] = grad_a[i] * 2
 
 
 @njit
