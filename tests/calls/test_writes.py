@@ -124,7 +124,7 @@ def test_a_jitclass_may_read_and_copy_readonly_memory():
 
 
 NOT_WRITTEN = [
-    "y = x[::2]", "y = y + x", "for i in range(y.shape[0]):\n  y = x[i:]", "z = y.copy()\nz[0] = x[0]\ny = z",
+    "y = x[::2]", "y = y + x", "for i in range(y.shape[0]):\n  y = x[i:]", "z = np.zeros_like(y)\nz[0] = x[0]\ny = z",
     "t = 0.0\nfor i in range(len(y)):\n  t += x[i] * y[i]", "s = y.sum() + y.size\nx[0] = s",
     "if x[0] > 0:\n  raise ValueError('positive')",
 ]  # fmt: skip
