@@ -1,0 +1,35 @@
+"""The pages in docs/: their programs run."""
+
+import re
+from pathlib import Path
+
+import pytest
+from interpreter import run_python
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def programs(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.M | re.S)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_library_for_which_the_package_is_optional(is_installed):
+    decorated, accelerated = programs("libraries.md")
+    code = f"""
+import sys
+if not {is_installed}:
+    sys.modules["fastexchange"] = None  # then its import fails
+__name__ = "mylibrary"
+{accelerated}
+import numba, numpy as np
+own = numba.njit(lambda x: x[0])
+__name__ = "other"
+theirs = numba.njit(lambda x: x[0])
+{decorated.replace("cache=True, ", "")}
+print([type(each).__name__ for each in (own, theirs, total)], total(np.ones(3)), own(np.ones(3)))
+print([hasattr(each, "counts") for each in (own, theirs, total)])
+"""
+    kernel = "FastKernel" if is_installed else "CPUDispatcher"
+    said = f"['CPUDispatcher', 'CPUDispatcher', '{kernel}'] 3.0 1.0\n{[is_installed, False, is_installed]}\n"
+    assert run_python(code).stdout == said
