@@ -1,5 +1,6 @@
 """The logger ``fastexchange`` at DEBUG: what is compiled, loaded and refused, and why a call is slow, each once."""
 
+import enum
 import logging
 
 import numpy as np
@@ -20,12 +21,18 @@ def test_what_is_said_and_how_often(caplog, monkeypatch):
             s = value
         return s
 
+    @fast_args
+    def value(x):
+        return x.value
+
     class Ours(Dunder):
         """A type that no test has met."""
 
+    Choice = enum.Enum("Choice", {"one": 1})  # only Numba reads it
+
     with caplog.at_level(logging.DEBUG, "fastexchange"):
         for _ in range(3):
-            assert first(np.ones(2)) == first(Ours(np.ones(2))) == first({1.0}) == 1
+            assert first(np.ones(2)) == first(Ours(np.ones(2))) == value(Choice.one) == 1
             with pytest.raises(BufferError):
                 first(np.ones(2, ">f8"))
     said = [each.getMessage() for each in caplog.records if each.name == "fastexchange"]
@@ -39,7 +46,7 @@ def test_what_is_said_and_how_often(caplog, monkeypatch):
     counts = {each: sum(each in text for text in said) for each in beginnings}
     assert counts == dict.fromkeys(beginnings, 1), said
     (slow,) = (text for text in said if text.startswith("slow"))
-    assert "(set)" in slow and "set: it is no tensor" in slow
+    assert f"value({Choice.__module__}.Choice)" in slow and "Choice: it is no tensor" in slow
     (refused,) = (text for text in said if text.startswith("refused"))
     assert "argument 'x' (position 0)" in refused and "byte order" in refused
 
