@@ -338,7 +338,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             for framework in frameworks():
                 framework.know(self)
         if kernel_options.cuda is not None:
-            self._device_kernel = kernel_options.cuda.beside(self, kernel_options.launch)
+            self._device_kernel = kernel_options.cuda._beside(self, kernel_options.launch)
         return self
 
     @cached_property

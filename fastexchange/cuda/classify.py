@@ -317,7 +317,7 @@ def device_and_streams(kernel, infos: list[ArgumentInfo]) -> DeviceAndStreams:
         device = tensors[0].place[1]
     streams: list[int] = []
     for info in placed:
-        on = kernel.default_device() if device is None else device
+        on = kernel._default_device() if device is None else device
         stream = stream_of_producer(info.function, on) if info.function else info.stream
         add_stream(streams, stream)
     return DeviceAndStreams(device, streams)

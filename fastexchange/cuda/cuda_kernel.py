@@ -137,7 +137,7 @@ class CudaKernel(Kernel, NativeCallable):
                 del launchers[next(iter(launchers))]
             return launchers.setdefault(key, launcher)
 
-    def beside(self, kernel, launch) -> DeviceKernel:
+    def _beside(self, kernel, launch) -> DeviceKernel:
         """Return the ``DeviceKernel`` by which `kernel`, for the CPU, passes calls to this one. `launch`: its configuration."""
         return DeviceKernel(kernel, launch)
 
@@ -203,7 +203,7 @@ class CudaKernel(Kernel, NativeCallable):
         """Explain a launch with these arguments and any configuration. See :meth:`CudaLauncher.explain`."""
         return self[1, 1].explain(*args, **kwargs)
 
-    def bound_arguments(self, args: tuple, kwargs: dict) -> tuple:
+    def _bound_arguments(self, args: tuple, kwargs: dict) -> tuple:
         """The arguments of a call in parameter order, with defaults."""
         bound = self._parameters.bind(*args, **kwargs)
         defaults = self._parameters.defaults
@@ -213,7 +213,7 @@ class CudaKernel(Kernel, NativeCallable):
 
         return tuple(defaults[i] if value is OMITTED else value for i, value in enumerate(bound))
 
-    def default_device(self) -> int:
+    def _default_device(self) -> int:
         """The device of a launch without tensors."""
         return driver().current_device()
 

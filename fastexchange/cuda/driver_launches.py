@@ -39,7 +39,7 @@ class DriverLaunches:
         self._launcher, self._device = launcher, device
         self._zeros = ffi.new("char[]", _PARAMETER_BYTES)
         self._pointers = ffi.new("char *[]", [self._zeros] * max(1, len(launchable.parameters)))
-        self._native = launcher.on_stream(stream)
+        self._native = launcher._on_stream(stream)
         threads = self._native.block[0] or driver().best_block(function, self._native.shared)
         native, pointers = address_of(self._native), address_of(self._pointers)
         self._words = address_of(driver().native), native, function, threads, pointers
@@ -48,4 +48,4 @@ class DriverLaunches:
         with driver().on(self._device):
             code = _LAUNCH(launch_repeatedly.address)(*self._words, count)
         if code:
-            raise driver().launch_error(code, self._launcher.not_launched)
+            raise driver().launch_error(code, self._launcher._not_launched)

@@ -34,7 +34,7 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
         else:
             with python_exports.exported(launcher, infos) as (arguments, _, streams):
                 with naming(launcher):
-                    report = LaunchResolver(launcher, arguments, launcher.on_stream(streams[0])).run(DRY_RUN)
+                    report = LaunchResolver(launcher, arguments, launcher._on_stream(streams[0])).run(DRY_RUN)
                 outcome = _native_outcome(launcher, infos, report, bound)
                 if are_exported_by_python(infos):
                     outcome = outcome._replace(text=f"{outcome.text}; but an argument is exported by Python code in every launch")

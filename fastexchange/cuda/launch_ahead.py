@@ -22,11 +22,11 @@ def precompile(kernel, calls: tuple) -> list[tuple]:
         if signature is not None:
             given = tuple(map(kernel.target.type_of, sigutils.normalize_signature(signature)[0]))
             taken, _ = taken_for(kernel, given)
-            compiled_for(kernel, taken, kernel.default_device())
+            compiled_for(kernel, taken, kernel._default_device())
             done.append(taken)
         else:
             args, kwargs = arguments_of(call, what)
-            done.append(_for_example(kernel, kernel.bound_arguments(args, kwargs), what))
+            done.append(_for_example(kernel, kernel._bound_arguments(args, kwargs), what))
     return done
 
 
@@ -37,7 +37,7 @@ def _for_example(kernel, bound: tuple, what: str) -> tuple:
     if launcher.why_not or is_for_package(infos):
         raise TypeError(f"{what}: only {kernel.target.name} makes such launches; give the signature")
     with python_exports.exported(launcher, infos) as (arguments, _, streams), naming(launcher):
-        resolver = LaunchResolver(launcher, arguments, launcher.on_stream(streams[0]))
+        resolver = LaunchResolver(launcher, arguments, launcher._on_stream(streams[0]))
         report = resolver.run(DRY_RUN)
         if report.status != structs.STATUS_UNKNOWN_SHAPE:
             raise TypeError(f"{what}: native code does not read all of these arguments; give the signature")

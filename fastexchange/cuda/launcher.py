@@ -73,7 +73,7 @@ class CudaLauncher(NativeCallable):
         native.shared, native.tasks = shared, tasks
         native.cluster = cluster or (0, 0, 0)
 
-    def on_stream(self, stream: int):
+    def _on_stream(self, stream: int):
         """A copy of the native configuration for one launch on this stream. The caller orders the stream among others."""
         native = ffi.new("fx_launcher *", self._native[0])
         native.stream, native.is_mixed = stream, 1
@@ -106,7 +106,7 @@ class CudaLauncher(NativeCallable):
             self._vectorcall = native_launch.own_call()
         return self._callbacks
 
-    def retire(self) -> None:
+    def _retire(self) -> None:
         """Refuse further launches: a context has been reset, which may have destroyed the stream."""
         self._is_retired = True
         self._vectorcall = native_launch.own_call()
@@ -119,10 +119,10 @@ class CudaLauncher(NativeCallable):
         if self._is_retired:
             from .driver import driver
 
-            raise driver().reset_since(self.not_launched, "make a new stream and a new launcher")
+            raise driver().reset_since(self._not_launched, "make a new stream and a new launcher")
 
     @property
-    def not_launched(self) -> str:
+    def _not_launched(self) -> str:
         """The beginning of an error's message: the kernel and the configuration that were not launched."""
         return f"{self.kernel.__qualname__}() was not launched ({self.configuration})"
 
@@ -143,7 +143,7 @@ class CudaLauncher(NativeCallable):
         from .explaining import explain_launch
 
         self._check()
-        return explain_launch(self, self.kernel.bound_arguments(args, kwargs))
+        return explain_launch(self, self.kernel._bound_arguments(args, kwargs))
 
     # ---- called by native code
 
@@ -152,7 +152,7 @@ class CudaLauncher(NativeCallable):
         from .resolve_launch import call
 
         self._check()
-        bound = self.kernel.bound_arguments(args, kwargs)
+        bound = self.kernel._bound_arguments(args, kwargs)
         self.kernel._slow_calls += 1
         call(self, bound)
 
@@ -161,7 +161,7 @@ class CudaLauncher(NativeCallable):
         from .resolve_launch import call_otherwise
 
         self._check()
-        bound = self.kernel.bound_arguments(args, kwargs)
+        bound = self.kernel._bound_arguments(args, kwargs)
         self.kernel._slow_calls += 1
         call_otherwise(self, bound)
 
@@ -172,7 +172,7 @@ class CudaLauncher(NativeCallable):
         """Raise the driver's error for a launch that it has refused."""
         from .driver import driver
 
-        raise driver().launch_error(code, self.not_launched)
+        raise driver().launch_error(code, self._not_launched)
 
 
 def _new_launcher(kernel, configuration: Configuration) -> CudaLauncher:

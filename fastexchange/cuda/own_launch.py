@@ -29,7 +29,7 @@ def call_own(launcher, infos: list[ArgumentInfo], why_not: str) -> None:
     with on_device:
         if not can_compile(kernel.dispatcher) and not kernel.why_not:
             check_declared(kernel, arguments)
-        with in_order(launcher, kernel.default_device() if device is None else device, streams):
+        with in_order(launcher, kernel._default_device() if device is None else device, streams):
             own = own_launch(launcher, streams[0] if streams else None)
             try:
                 _call_with_callbacks(launcher, own, arguments)

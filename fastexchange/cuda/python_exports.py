@@ -103,7 +103,7 @@ def exported(launcher, infos: list[ArgumentInfo]):
     streams = streams or [default_stream()]
     with contextlib.ExitStack() as stack:
         arguments = tuple([_export(kernel, info, streams[0], stack) for info in infos])
-        yield arguments, kernel.default_device() if device is None else device, streams
+        yield arguments, kernel._default_device() if device is None else device, streams
 
 
 def _export(kernel, info: ArgumentInfo, stream: int, stack: contextlib.ExitStack):

@@ -90,7 +90,7 @@ def forget(device: int) -> None:
         context.unload()
     runtime().entries.remove_kind(VIEW)  # device arrays: their memory has to be read again
     for launcher in list(_launchers):
-        launcher.retire()
+        launcher._retire()
 
 
 def forget_all() -> None:

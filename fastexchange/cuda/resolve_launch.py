@@ -33,7 +33,7 @@ def naming(launcher):
     try:
         yield
     except CudaError as error:
-        error.add_launch(launcher.not_launched)
+        error.add_launch(launcher._not_launched)
         raise
 
 
@@ -94,7 +94,7 @@ def device_of(kernel, report: Report) -> int:
     device = report.native.device
     if device < 0:
         device = report.native.managed_device
-    return device if device >= 0 else kernel.default_device()
+    return device if device >= 0 else kernel._default_device()
 
 
 def check_device(kernel, device: int, bound: tuple) -> None:
@@ -115,7 +115,7 @@ def call_otherwise(launcher, bound: tuple) -> None:
         if not why_not and not is_for_package(infos):
             with python_exports.exported(launcher, infos) as (arguments, device, streams):
                 with in_order(launcher, device, streams):
-                    report = LaunchResolver(launcher, arguments, launcher.on_stream(streams[0])).run()
+                    report = LaunchResolver(launcher, arguments, launcher._on_stream(streams[0])).run()
                 if report.status == structs.STATUS_OK:
                     return
             why_not = kernel._native.why_own.get(report.keys, "")

@@ -127,7 +127,7 @@ def in_order(launcher, device: int, streams: list[int]):
         for other in streams[1:]:
             order(device, streams[0], other)
     except CudaError as error:
-        error.add_launch(f"{launcher.not_launched}, because it cannot wait for its tensors' other streams")
+        error.add_launch(f"{launcher._not_launched}, because it cannot wait for its tensors' other streams")
         raise
     yield
     try:

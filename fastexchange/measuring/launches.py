@@ -60,9 +60,9 @@ class _Launch:
             why = next(iter(self.empty.kernel._native.why_own.values()), why if kind == "refused" else "")
         if why:
             raise TypeError(f"measure(): fastexchange does not make this launch of {kernel.__qualname__}(): {why}")
-        self.infos = classify_arguments(kernel, kernel.bound_arguments(args, kwargs))
+        self.infos = classify_arguments(kernel, kernel._bound_arguments(args, kwargs))
         found = device_and_streams(kernel, self.infos)
-        self.device = kernel.default_device() if found.device is None else found.device
+        self.device = kernel._default_device() if found.device is None else found.device
         self.stream = given.stream if given.stream is not None else [*found.streams, default_stream()][0]
 
     def _launching(self, kernel: CudaKernel) -> CudaLauncher:

@@ -23,8 +23,6 @@ UNTYPED = {
     "FastKernel is inconsistent, metaclass differs",
     "FastKernel.__iter__", "TorchOp.__copy__", "TorchOp.__deepcopy__",
     "BoundLaunch.__call__ is inconsistent",  # it takes any arguments, to refuse them
-    "CudaKernel.beside", "CudaKernel.bound_arguments", "CudaKernel.default_device", "CudaLauncher.not_launched",
-    "CudaLauncher.on_stream", "CudaLauncher.retire",  # called by the package itself
 }  # fmt: skip
 """What the types leave out."""
 
