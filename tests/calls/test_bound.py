@@ -139,21 +139,27 @@ def test_recompiling_and_other_types():
     assert launch() == launch.rebind(x=np.ones(2, np.int32))() == launch.rebind(x=(1,))() == 2
 
 
+_called: list = []
+
+
+def replace_argument(array):
+    """Of the module, so that Numba before 0.66 need not pickle what it refers to."""
+    return _called.pop().rebind(x=array.copy(), again=False)
+
+
 def test_rebinding_while_it_is_called_keeps_what_the_call_began_with():
     fresh = np.ones(4)
-
-    def replace(array):
-        return launch.rebind(x=array.copy(), again=False)
 
     @fast_args(nogil=True)
     def kernel(x, again):
         before = x.sum()
         if again:
             with numba.objmode():
-                replace(fresh)
+                replace_argument(fresh)
         return before + x.sum()
 
     launch = kernel.bind(np.full(4, 2.0), True)
+    _called.append(launch)
     assert launch() == 16.0 and launch() == 8.0
     spinning = fast_args(total.py_func, nogil=True).bind(np.ones(1000))
     stop = threading.Event()
