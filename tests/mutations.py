@@ -1,8 +1,9 @@
 """How many faults the tests catch: ``python tests/mutations.py`` changes random lines of the package, one at a time.
 
-For each change it runs the tests, in a copy of the checkout, until one fails: those of the folder that is named in `FIRST` first.
-Prints two lines a change; at the end, how many were caught. ``--seed`` says which lines, so that two versions of the tests are
-compared over the same changes. It takes hours.
+For each change it runs tests, in a copy of the checkout, until one fails: those that run the line, as a first run of all tests
+has written down (``--covered FILE``: kept there, or read from there). No test of Python's sees a line that Numba compiles: then
+the tests of the folders in `FIRST` are run. Prints two lines a change; at the end, how many were caught. ``--seed`` says which
+lines, so that two versions of the tests are compared over the same changes. Needs pytest-cov. It takes hours.
 """
 
 import argparse
@@ -37,6 +38,7 @@ FIRST = {
     "torch": ("pytorch", "calls"),
 }
 """The folders of tests for each folder of the package."""
+MOST_TESTS = 300
 SWAPPED = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Is: ast.IsNot,
     ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add,
@@ -94,23 +96,47 @@ def chosen(count: int, seed: int) -> list[tuple[str, int, str, str]]:
     return [(*place, *pick.choice(sorted(at[place]))) for place in pick.sample(sorted(at), count)]
 
 
-def is_caught(checkout: Path, name: str, line: int, new: str, seconds: int) -> str:
+def run_tests(checkout: Path, *options: str, seconds: float | None = None) -> subprocess.CompletedProcess:
+    """Run pytest in a copy of the checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "NUMBA_CACHE_DIR": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=seconds)
+
+
+def cover(checkout: Path, file: Path) -> None:
+    """Write down which tests run which line. It runs all of them, slower than usual."""
+    run_tests(checkout, "--cov=fastexchange", "--cov-context=test", "--cov-report=", "-n", "auto")
+    shutil.copy(checkout / ".coverage", file)
+
+
+def tests_of(covered: Path, name: str, line: int) -> list[str]:
+    """The tests that run a line, in random order, but always the same; none if that is not known, or they are all tests."""
+    import coverage
+
+    data = coverage.CoverageData(str(covered))
+    data.read()
+    file = next((each for each in data.measured_files() if each.endswith(f"/{name}")), None)
+    contexts = data.contexts_by_lineno(file).get(line, []) if file is not None else []
+    if "" in contexts:  # while modules are imported, too
+        return []
+    found = sorted({context.rpartition("|")[0] for context in contexts})
+    random.Random(line).shuffle(found)
+    return found[:MOST_TESTS]
+
+
+def is_caught(checkout: Path, covered: Path, name: str, line: int, new: str, seconds: int) -> str:
     """How the tests end with a change: "" if all pass."""
     path = checkout / name
     source = path.read_text()
     lines = source.splitlines()
     lines[line - 1] = new
     path.write_text("\n".join(lines) + "\n")
-    first = FIRST.get(Path(name).parts[1], ())
-    tests = [str(checkout / "tests" / folder) for folder in first] + [str(checkout / "tests")]
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "NUMBA_CACHE_DIR": ""}
+    tests = tests_of(covered, name, line) or [f"tests/{folder}" for folder in FIRST.get(Path(name).parts[1], ("",))]
     try:
-        for each in (tests[:1], tests[1:]):
-            command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *each]
-            done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=seconds)
-            if done.returncode not in (0, 5):
-                said = [text for text in done.stdout.splitlines() if text.startswith(("FAILED", "ERROR"))]
-                return said[0] if said else f"exit code {done.returncode}"
+        done = run_tests(checkout, "-x", "-n0", *tests, seconds=seconds)
+        if done.returncode not in (0, 5):
+            said = [text for text in done.stdout.splitlines() if text.startswith(("FAILED", "ERROR"))]
+            return said[0] if said else f"exit code {done.returncode}"
     except subprocess.TimeoutExpired:
         return f"stuck for {seconds} s"
     finally:
@@ -123,6 +149,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--covered", type=Path, metavar="FILE", help="which tests run which lines")
     parser.add_argument("--seconds", type=int, default=1800, help="for the tests with one change")
     given = parser.parse_args()
     free: queue.Queue[Path] = queue.Queue()
@@ -132,10 +159,14 @@ def main() -> None:
             shutil.copytree(ROOT, Path(folder, str(i)), ignore=shutil.ignore_patterns(".git", ".venv*"))
             free.put(Path(folder, str(i)))
 
+        covered = given.covered or Path(folder, "covered")
+        if not covered.exists():
+            cover(Path(folder, "0"), covered)
+
         def try_one(place: tuple[str, int, str, str]) -> str:
             name, line, old, new = place
             checkout, began = free.get(), time.monotonic()
-            why = is_caught(checkout, name, line, new, given.seconds)
+            why = is_caught(checkout, covered, name, line, new, given.seconds)
             free.put(checkout)
             end = f"{why or 'NOT CAUGHT'} ({time.monotonic() - began:.0f} s)"
             print(f"{name}:{line}: {old.strip()}  ->  {new.strip()}\n    {end}", flush=True)
