@@ -143,6 +143,7 @@ class _Kernel:
 
 class FastKernel(_Kernel, Generic[_P, _R]):
     py_func: Callable[_P, _R]
+    __wrapped__: Callable[_P, _R]
     @property
     def dispatcher(self) -> Self: ...
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...

@@ -10,7 +10,7 @@ from .version import DISTRIBUTION, __version__
 __all__ = ["DISABLED", "NONE_IS_IMMORTAL", "TUPLE_ITEMS", "is_free_threaded", "require_cpython", "require_own_package"]
 
 
-DISABLED = os.environ.get("FASTEXCHANGE_DISABLE", "") not in ("", "0")
+DISABLED = os.environ.get("FASTEXCHANGE_DISABLE", "") .strip().lower() not in ("", "0", "false", "no", "off")
 """Whether the user has switched off all that is native: then Python makes all calls, by Numba's dispatcher and NumPy's views."""
 
 
@@ -24,7 +24,7 @@ def require_cpython() -> None:
 def require_own_package() -> None:
     """Raise ImportError if another project's ``fastexchange/__init__.py`` has taken the place of this one's."""
     package = sys.modules[__package__]
-    if getattr(package, "__version__", None) != __version__:
+    if getattr(package, "__version__", None) is not __version__:  # this very string: the other may be of the same version
         raise ImportError(
             f"{package.__file__} is not of {DISTRIBUTION} {__version__}: another project has a package of the same name; "
             f"pip uninstall fastexchange {DISTRIBUTION}, then pip install {DISTRIBUTION}"

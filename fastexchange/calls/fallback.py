@@ -308,7 +308,8 @@ def _list(kernel, position: int, value: list, views: Views | None) -> list:
         raise TypeError(mixed(kernel, position, f"item 0 is a tensor, item {lists[0]} a list"))
 
     def viewed() -> list:
-        return [as_numba_takes_it(kernel, item_of(position, i), item, views) for i, item in enumerate(value)]
+        items = [as_numba_takes_it(kernel, item_of(position, i), item, views) for i, item in enumerate(value)]
+        return items if views is None else views.of_one_type(items)
 
     return viewed() if views is None else views.add_list(value, viewed)
 

@@ -16,7 +16,9 @@ import numpy as np
 
 from ..exchange.export import export_of
 from ..ground.dlpack_types import DLDataType
+from ..ground.dtype_registry import key_of
 from ..interpreter import DISABLED
+from ..producers.framework import framework_of
 
 __all__ = ["fill", "is_debugging", "report"]
 
@@ -29,7 +31,7 @@ _NANS = {
 
 def is_debugging() -> bool:
     """Whether the environment variable says so."""
-    return os.environ.get("FASTEXCHANGE_DEBUG") == "1" and not DISABLED
+    return os.environ.get("FASTEXCHANGE_DEBUG") == "1"
 
 
 def fill(value) -> None:
@@ -54,22 +56,32 @@ def report(value, kernel: str, output: str) -> None:
 
 
 @contextlib.contextmanager
+def _memory_of(value) -> Iterator[tuple[DLDataType, int, bool, int]]:
+    """Yield a tensor's element type, the number of elements, whether they are in C order, and the first one's address."""
+    if DISABLED:
+        array = value if isinstance(value, np.ndarray) else framework_of(value).as_numpy(value)
+        yield DLDataType(*(key_of(array.dtype) or (0, 1))), array.size, array.flags.c_contiguous, array.ctypes.data
+        return
+    with export_of(value, "an output") as export:
+        tensor = export.tensor
+        count = math.prod(tensor.shape[i] for i in range(tensor.ndim))
+        yield DLDataType(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes), count, export.is_in_c_order, export.data
+
+
+@contextlib.contextmanager
 def _words_of(value) -> Iterator[tuple[Any, int, DLDataType]]:
     """Yield a tensor's memory as an array with a row of words for each element, the bits of a filled word, and the element type.
 
     There are no rows for elements that are no whole words, and for memory that is not compact.
     """
-    with export_of(value, "an output") as export:
-        tensor = export.tensor
-        dtype = DLDataType(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+    with _memory_of(value) as (dtype, count, is_in_c_order, address):
         size, left = divmod(dtype.bits * dtype.lanes, 8)
-        count = math.prod(tensor.shape[i] for i in range(tensor.ndim))
-        if left or not export.is_in_c_order:
+        if left or not is_in_c_order:
             count = 0
         bits = _NANS.get(str(dtype))
         width = min(size & -size, 8)
         if str(dtype).startswith("complex"):
             width = size // 2
-        memory = (ctypes.c_uint8 * (count * size)).from_address(export.data) if count else bytearray()
+        memory: Any = (ctypes.c_uint8 * (count * size)).from_address(address) if count else bytearray()
         words = np.frombuffer(memory, f"u{width or 1}").reshape(count, -1 if count else 1)
         yield words, (0x5A5A5A5A5A5A5A5A >> 64 - 8 * width) if bits is None else bits, dtype

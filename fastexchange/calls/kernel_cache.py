@@ -35,6 +35,7 @@ from ..ground.numba_code import (
 )
 from ..ground.numba_internals import FunctionCache, failures
 from ..ground.sources import source_stamp
+from ..interpreter import DISABLED
 from ..version import __version__
 from .dependencies import NotDescribable, dependencies, meaning_of, note_loaded
 from .writes import add_pass
@@ -232,7 +233,14 @@ def with_unique_symbols(pipeline: type, is_numbas: bool = False) -> type:
 
         def define_pipelines(self):
             if failures():
-                return super().define_pipelines()
+                managers = super().define_pipelines()
+                if DISABLED and not is_numbas:  # this Numba is not known to be another one
+                    if self.state.library is None:  # the pass leaves there what it finds
+                        self.state.library = self.state.targetctx.codegen().create_library(self.state.func_id.func_qualname)
+                        self.state.library.enable_object_caching()
+                    for manager in managers:
+                        add_pass(manager)
+                return managers
             state = self.state
             bind_globals(state.lifted)
             identity = state.func_id

@@ -19,6 +19,7 @@ class Views:
         self._tensors: list[tuple[Any, np.ndarray, np.ndarray]] = []  # tensor, NumPy view, view passed to the kernel
         self.taken: dict[int, Any] = {}
         """By ``id`` of an argument that is not PyTorch's: what Numba gets for it."""
+        self._copied: list[tuple[np.ndarray, np.ndarray]] = []  # array, copy that Numba gets
         self._lists: list[tuple[list, list, list]] = []  # list, list passed to Numba, copy of that
 
     def add(self, tensor, view: np.ndarray, viewed: np.ndarray) -> np.ndarray:
@@ -35,8 +36,29 @@ class Views:
         self._lists.append((value, viewed, viewed.copy()))
         return viewed
 
+    def of_one_type(self, items: list) -> list:
+        """The arrays of a list with one layout, and readonly if one is: Numba's lists have items of one type.
+
+        Those in another order are copied, and copied back when the kernel has returned. (Native code gives them a type for any.)
+        """
+        if all(each.flags.c_contiguous for each in items) and len({each.flags.writeable for each in items}) == 1:
+            return items
+        is_readonly = not all(each.flags.writeable for each in items)
+        made = []
+        for each in items:
+            item = each if each.flags.c_contiguous else each.copy(order="C")
+            if item is not each and not is_readonly:
+                self._copied.append((each, item))
+            if is_readonly:
+                item = item.view()
+                item.flags.writeable = False
+            made.append(item)
+        return made
+
     def reflect(self, kernel, bound: tuple) -> None:
-        """Apply the kernel's changes to the caller's lists."""
+        """Apply the kernel's changes to the caller's lists, and to the memory of items that were copied."""
+        for array, copied in self._copied:
+            array[...] = copied
         for value, viewed, before in self._lists:
             if len(viewed) != len(before) or any(map(operator.is_not, viewed, before)):
                 value[:] = [self.returned(kernel, bound, item) for item in viewed]

@@ -20,6 +20,7 @@ import signal
 import struct
 import subprocess
 import sys
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,10 +125,22 @@ def _interpreter(requires: str) -> Iterator[Finding]:
         yield Finding(section, "build", OK, f"release, {8 * struct.calcsize('P')} bits, {platform.platform()}")
 
 
+def _installed_by(folder: Path) -> str:
+    """Whether the imported package, in `folder`, is that of the installed distribution."""
+    installed = importlib.metadata.distribution(DISTRIBUTION)
+    place = Path(str(installed.locate_file(folder.name)))
+    link = json.loads(installed.read_text("direct_url.json") or "{}")
+    if link.get("dir_info", {}).get("editable"):
+        place = Path(urllib.parse.unquote(urllib.parse.urlsplit(link["url"]).path), folder.name)
+    if place.exists() and place.samefile(folder):
+        return f"installed by {DISTRIBUTION}"
+    return f"not of the installed {DISTRIBUTION}, which is in {place}"
+
+
 def _packages(requirements: list[str], source: str) -> Iterator[Finding]:
     section = "packages"
     folder = Path(package_file).parent
-    where = {"installed": f"installed by {DISTRIBUTION}", "": "a checkout"}.get(source, f"a checkout, with its {source}")
+    where = {"installed": _installed_by(folder), "": "a checkout"}.get(source, f"a checkout, with its {source}")
     text = f"{__version__}, {where}: {folder}"
     if not requirements:
         yield Finding(section, "fastexchange", NOTHING, f"{text}; it is not installed, so the required versions are not known")

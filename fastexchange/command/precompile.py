@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..interpreter import DISABLED
 from . import CommandError
 from .objects import find, imported, split
 from .probe import one_line
@@ -23,6 +24,8 @@ def run(options: argparse.Namespace) -> int:
 
     Raises CommandError for a target that names nothing to compile.
     """
+    if DISABLED:
+        raise CommandError("FASTEXCHANGE_DISABLE is set: what is compiled with it is of no use without")
     if not options.targets:
         return _own_code()
     work = [each for target in options.targets for each in _work_of(target)]
@@ -37,11 +40,7 @@ def run(options: argparse.Namespace) -> int:
 def _own_code() -> int:
     """Load all native code of this package, or compile what the machine does not have."""
     from ..ground.cfunction import code_cache
-    from ..interpreter import DISABLED
     from .native_code import native_code
-
-    if DISABLED:
-        raise CommandError("FASTEXCHANGE_DISABLE is set, so no native code is used, or made")
 
     for each in native_code():
         each.address  # noqa: B018 - reading it loads or compiles the function

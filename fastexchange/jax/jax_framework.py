@@ -31,6 +31,15 @@ class _JAX(Framework):
     def as_numpy(self, tensor) -> np.ndarray:
         return np.asarray(tensor)
 
+    def from_numpy(self, array: np.ndarray, from_dlpack):
+        """See :class:`Framework`. JAX copies what it does not take, as ml_dtypes' elements, which NumPy does not export."""
+        import jax.numpy as jnp
+
+        try:
+            return from_dlpack(array)
+        except Exception:
+            return jnp.array(array)
+
     def elements_of(self, tensor):
         """See :class:`Framework`. Whoever reads a deleted array says so, with the argument's name."""
         return np.empty(0, tensor.dtype) if isinstance(tensor.dtype, np.dtype) else tensor

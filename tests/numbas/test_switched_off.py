@@ -37,6 +37,16 @@ def changed(x):
     x[0] += 1
     return x, x[1:], x * 2
 
+@fast_args
+def scaled(xs):
+    for i in range(len(xs)):
+        xs[i][0] *= 3
+    return xs[0][0]
+
+@fast_args(out="x[n] -> y[n]")
+def never(x, y):
+    y = x * 2  # noqa: F841
+
 firsts = fast_args(lambda xs: xs[0][0] + xs[1][0])
 
 def say(what, call):
@@ -63,6 +73,33 @@ def of_numpy():
     say("too few", total)
     say("shapes", lambda: square(x, np.empty(4)))
     say("no tensor", lambda: fastexchange.from_dlpack(3))
+    say("no name", lambda: [fastexchange.from_dlpack(x.astype(each)) for each in (">f8", "M8[s]")])
+    say("mixed list", lambda: scaled([x[::2], x[1:]]))
+    say("mixed list", lambda: (scaled([np.ones((2, 3)).T, np.ones((2, 2))]), x))
+    say("readonly list", lambda: firsts([np.broadcast_to(x, (3,)), x]))
+    say("never written", lambda: never(x))
+
+def of_frameworks_converted():
+    import jax.numpy as jnp
+
+    def shared(source, to, copy=None):
+        made = fastexchange.convert(source, to, copy=copy)
+        if to is torch.Tensor and len(made):
+            made[0] = 7
+        return made, source
+
+    readonly = np.arange(3.0)
+    readonly.flags.writeable = False
+    x = np.arange(4.0)
+    for source in (b"abc", readonly, jnp.arange(3), x[::-1], x[::2], x.astype(">f8"), x):
+        for to in (torch.Tensor, jax.Array):
+            for copy in (None, True, False):
+                say(f"converted, copy={copy}", lambda: shared(source, to, copy))
+    half = torch.arange(3.0).to(torch.bfloat16)
+    say("half", lambda: (fastexchange.convert(half, jax.Array), type(fastexchange.to_dlpack(half, max_version=(1, 0)))))
+    lists = [torch.ones(4)[::2], torch.ones(2)], [jnp.ones(2), torch.ones(2)]
+    say("mixed lists", lambda: (scaled(lists[0]), lists[0], firsts(lists[1])))
+    say("never written", lambda: never(jnp.ones(2)))
 
 def of_frameworks():
     import jax.numpy as jnp
@@ -99,6 +136,7 @@ def of_frameworks():
 of_numpy()
 if torch is not None:
     of_frameworks()
+    of_frameworks_converted()
 """
 OFF = """
 from fastexchange.ground.cfunction import code_cache

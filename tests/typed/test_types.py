@@ -64,13 +64,16 @@ def test_the_readmes_programs(checker, tmp_path):
     """Their functions have no annotations: strict modes want them of whoever writes such a function."""
     pytest.importorskip("torch")
     pytest.importorskip("jax")
-    readme = (STUB.parents[1] / "README.md").read_text()
-    program = "\n".join(re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S))
-    (tmp_path / "readme.py").write_text(program)
+    lines = {}
+    for name in ("README.md", "docs/libraries.md"):
+        page = (STUB.parents[1] / name).read_text()
+        program = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))
+        file = f"{name.lower().rpartition('/')[2].removesuffix('.md')}.py"
+        (tmp_path / file).write_text(program)
+        lines[file] = program.splitlines()
     own = "--allow-untyped-defs", "--allow-untyped-calls", "--allow-redefinition"
-    lines = program.splitlines()
-    said = [lines[line - 1].strip() for _, line in errors_of(checker, tmp_path, *own, mode="standard")]
-    assert len(lines) > 100
+    said = [lines[file][line - 1].strip() for file, line in errors_of(checker, tmp_path, *own, mode="standard")]
+    assert len(lines["readme.py"]) > 100 and len(lines["libraries.py"]) > 15
     assert [line for line in said if not re.search(OWN_ERRORS_OF_OTHERS, line)] == []
 
 
