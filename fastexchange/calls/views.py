@@ -41,6 +41,8 @@ class Views:
 
         Those in another order are copied, and copied back when the kernel has returned. (Native code gives them a type for any.)
         """
+        if not all(issubclass(type(each), np.ndarray) for each in items):
+            return items  # Numba refuses the list
         if all(each.flags.c_contiguous for each in items) and len({each.flags.writeable for each in items}) == 1:
             return items
         is_readonly = not all(each.flags.writeable for each in items)

@@ -228,7 +228,10 @@ def test_another_project_of_the_same_name(tmp_path, monkeypatch):
     assert found.status == "wrong" and "0.0.1" in found.text and "numba-fastexchange" in found.advice
     package = Path(fastexchange.__file__).parent
     shutil.copytree(package, tmp_path / "fastexchange", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "fastexchange" / "__init__.py").write_text("Gateway = 1\n")
+    (tmp_path / "fastexchange" / "__init__.py").write_text(f"Gateway = 1\n__version__ = '{fastexchange.__version__}'\n")
+    if doctor._metadata()[2] == "installed":
+        assert doctor._installed_by(package).startswith("installed by numba-fastexchange")
+        assert doctor._installed_by(tmp_path / "fastexchange").startswith("not of the installed numba-fastexchange")
     for code in ("import fastexchange.api", "import runpy; runpy.run_module('fastexchange', run_name='__main__')"):
         program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"
         done = run_python(program, check=False)
