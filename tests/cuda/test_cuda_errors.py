@@ -479,7 +479,7 @@ def test_what_is_freed(package):
     assert [reference() for reference in (alive, *references)] == [None] * 7
 
 
-@pytest.mark.parametrize("name", filter(is_installed, PACKAGES))
+@pytest.mark.parametrize("name", [*filter(is_installed, PACKAGES)])
 def test_native_code_that_is_switched_off(name, tmp_path):
     """The kernel's package makes all launches, with the checks of this one."""
     run_python(

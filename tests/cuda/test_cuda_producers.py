@@ -112,7 +112,9 @@ def test_those_that_are_read_in_each_launch(record, package, name):
         for _ in range(WARM):
             kernel[1, 32](value)
             assert numbers_of(record.launches[-1]) == words_of(package, made)
-        assert kernel.counts().fast == (WARM - 1 if value is array and made.size else 0) or type(value) is cls
+        # Python reads bound arrays of a class of which native code has read others once; else it reads their interface, too.
+        fast = kernel.counts().fast
+        assert fast == WARM - 1 if value is array and made.size else fast in (0, WARM - 1)
         assert record.launches[-1].stream == (int(stream.handle) if value is not array else 0)
 
 
