@@ -77,6 +77,7 @@ def test_the_readmes_programs(checker, tmp_path):
     assert [line for line in said if not re.search(OWN_ERRORS_OF_OTHERS, line)] == []
 
 
+@pytest.mark.nightly
 def test_the_types_are_those_of_the_package():
     """mypy compares them: names, parameters, defaults, values of enumerations."""
     pytest.importorskip("mypy", reason="mypy is not installed: pip install '.[dev]'")
