@@ -143,6 +143,14 @@ from fastexchange.ground.cfunction import code_cache
 counts = [each.counts().fast for each in (total, square, changed, firsts)]
 assert not any(counts) and code_cache.shipped + code_cache.hits + code_cache.misses == 0, (counts, vars(code_cache))
 assert "FASTEXCHANGE_DISABLE is set" in str(total.explain(np.ones(3))) + str(fastexchange.explain(np.ones(3)))
+
+@fast_args(out="x[n] -> y[n]")
+def half_written(x, y):
+    y[0] = x[0]
+
+import os
+os.environ["FASTEXCHANGE_DEBUG"] = "1"
+assert np.isnan(half_written(np.ones(2))[1])
 try:
     fastexchange.exchange_api(np.ndarray)
 except RuntimeError as error:
