@@ -24,9 +24,13 @@ def run(*arguments: str, path: Path | None = None, **environment: str) -> subpro
 
 
 def run_here(*arguments: str) -> subprocess.CompletedProcess:
-    """The command line in this process: for what is not about the process, which takes a second or more."""
+    """The command line in this process: for what is not about the process, which takes a second or more.
+
+    Its ``sys.path`` stays as it was: the command puts the folder of a file there, which may have a ``numpy.py``.
+    """
     with (
         mock.patch.dict(os.environ, COLUMNS="100", FORCE_COLOR=""),
+        mock.patch.object(sys, "path", sys.path[:]),
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()) as error,
     ):
