@@ -71,7 +71,8 @@ def _say_why(kernel, bound: tuple) -> None:
     """Log why Numba's dispatcher makes a call: once for each combination of types."""
     given = [type(value) for value in bound if value is not OMITTED]
     found = [discover(cls) for cls in given]
-    slow = [f"{type_name(cls)}: {each.notes[-1]}" for cls, each in zip(given, found, strict=True) if each.path == "numba"]
+    numbas = [(type_name(cls), each.notes) for cls, each in zip(given, found, strict=True) if each.path == "numba"]
+    slow = [f"{name}: {''.join(notes[-1:])}" for name, notes in numbas]
     why = kernel._native.runtime.why_not_native or "; ".join(slow) or "native code cannot call the code for these types"
     say("slow: Numba's own dispatcher makes %s(%s): %s", kernel.__qualname__, ", ".join(map(type_name, given)), why)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._abi import ffi
+from ..arguments.buffer import is_buffer_type
 from ..arguments.discovery import learn
 from ..dispatch import allocation as native
 from ..dispatch.boxed_results import NEW
@@ -190,6 +191,8 @@ def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | Non
     """
     framework = framework_of(value)
     if DISABLED:
+        if not (hasattr(value, "__dlpack__") or is_buffer_type(type(value))):
+            raise TypeError(f"{what}: an object of type {type_name(type(value))} is no tensor")
         array = framework.as_numpy(framework.elements_of(value)) if not isinstance(value, np.ndarray) else value
         key = dtype_registry.key_of(array.dtype)
         return _shape_of(framework, value, what), DLDataType(*key) if key is not None else None

@@ -125,22 +125,20 @@ def _interpreter(requires: str) -> Iterator[Finding]:
         yield Finding(section, "build", OK, f"release, {8 * struct.calcsize('P')} bits, {platform.platform()}")
 
 
-def _installed_by(folder: Path) -> str:
-    """Whether the imported package, in `folder`, is that of the installed distribution."""
+def _installed_at(folder: Path) -> Path:
+    """Where the installed distribution has the package: `folder` itself, if that is it."""
     installed = importlib.metadata.distribution(DISTRIBUTION)
     place = Path(str(installed.locate_file(folder.name)))
     link = json.loads(installed.read_text("direct_url.json") or "{}")
     if link.get("dir_info", {}).get("editable"):
         place = Path(urllib.parse.unquote(urllib.parse.urlsplit(link["url"]).path), folder.name)
-    if place.exists() and place.samefile(folder):
-        return f"installed by {DISTRIBUTION}"
-    return f"not of the installed {DISTRIBUTION}, which is in {place}"
+    return folder if place.exists() and place.samefile(folder) else place
 
 
 def _packages(requirements: list[str], source: str) -> Iterator[Finding]:
     section = "packages"
     folder = Path(package_file).parent
-    where = {"installed": _installed_by(folder), "": "a checkout"}.get(source, f"a checkout, with its {source}")
+    where = {"installed": f"installed by {DISTRIBUTION}", "": "a checkout"}.get(source, f"a checkout, with its {source}")
     text = f"{__version__}, {where}: {folder}"
     if not requirements:
         yield Finding(section, "fastexchange", NOTHING, f"{text}; it is not installed, so the required versions are not known")
@@ -148,6 +146,9 @@ def _packages(requirements: list[str], source: str) -> Iterator[Finding]:
     elif source == "installed" and (known := importlib.metadata.version(DISTRIBUTION)) != __version__:
         advice = "check sys.path; after a change of version install this package again"
         yield Finding(section, "fastexchange", NOTHING, f"{text}, but its installed metadata are of {known}", advice)
+    elif source == "installed" and (place := _installed_at(folder)) != folder:
+        text = f"{__version__}, in {folder}: not of the installed {DISTRIBUTION}, which is in {place}"
+        yield Finding(section, "fastexchange", NOTHING, text, "check sys.path")
     else:
         yield Finding(section, "fastexchange", OK, text)
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

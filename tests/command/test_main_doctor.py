@@ -230,8 +230,10 @@ def test_another_project_of_the_same_name(tmp_path, monkeypatch):
     shutil.copytree(package, tmp_path / "fastexchange", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "fastexchange" / "__init__.py").write_text(f"Gateway = 1\n__version__ = '{fastexchange.__version__}'\n")
     if doctor._metadata()[2] == "installed":
-        assert doctor._installed_by(package).startswith("installed by numba-fastexchange")
-        assert doctor._installed_by(tmp_path / "fastexchange").startswith("not of the installed numba-fastexchange")
+        assert doctor._installed_at(package) == package
+        monkeypatch.setattr(doctor, "package_file", str(tmp_path / "fastexchange" / "__init__.py"))
+        line = next(each for each in doctor._packages(["numpy"], "installed") if each.name == "fastexchange")
+        assert line.status == "-" and "not of the installed numba-fastexchange, which is in" in line.text and line.advice
     for code in ("import fastexchange.api", "import runpy; runpy.run_module('fastexchange', run_name='__main__')"):
         program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"
         done = run_python(program, check=False)
