@@ -15,14 +15,6 @@ from .ground.dlpack_types import DLDevice as DLDevice
 from .ground.dlpack_types import DLPackVersion as DLPackVersion
 from .measuring.report import OverheadReport as OverheadReport
 
-__all__ = [
-    "BoundCudaLaunch", "BoundLaunch", "CudaError", "CudaKernel", "CudaLauncher", "DLDataType", "DLDataTypeCode", "DLDevice",
-    "DLDeviceType", "DLPackVersion", "FastKernel", "KernelCounts", "OverheadReport", "TorchOp", "accelerate", "bfloat16",
-    "convert", "decelerate", "exchange_api", "explain", "fast_args", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
-    "float8_e5m2fnuz", "float16", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype", "register_xla_target",
-    "to_dlpack", "unpolyfill",
-]  # fmt: skip
-
 __version__: str
 
 _P = ParamSpec("_P")

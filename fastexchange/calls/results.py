@@ -19,9 +19,10 @@ from ..dispatch import structs
 from ..dispatch.boxed_results import BOXING, NEW, SEVERAL, box_result
 from ..dispatch.boxing import box
 from ..dispatch.runtime import runtime
+from ..exchange.by_python import made_by_python
 from ..exchange.errors import elements_named
 from ..exchange.export import export_of
-from ..exchange.makers import has_from_dlpack, made_by_python, maker
+from ..exchange.makers import has_from_dlpack, maker
 from ..ground.dlpack import type_of_field
 from ..ground.dtypes import field_to_dtype, storage_of
 from ..ground.native import address_of

@@ -16,19 +16,17 @@ from typing import Any
 import numpy as np
 
 from .._abi import ffi
-from ..arguments.buffer import is_buffer_type
 from ..dispatch.runtime import runtime
-from ..ground import dtype_registry
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.dlpack import CPU, VERSION
-from ..ground.dlpack_types import why_not_exported
 from ..ground.native import address_of
 from ..ground.safe_repr import shown, type_name
 from ..interpreter import DISABLED
 from ..producers.framework import framework_of, framework_of_type
+from .by_python import array_by_python, converted_by_python
 from .errors import device_name, memory_status_of, wording
 from .export import COPIED, PADDED, Export, copy_of, export_of, is_exportable, known, to_numpy
-from .makers import made_by_python, maker
+from .makers import maker
 from .transfer import vectorcall_transfer
 
 __all__ = ["convert", "from_dlpack", "to_dlpack"]
@@ -119,7 +117,7 @@ def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
     if device is not None and _device(what, device) != _CPU:
         raise ValueError(f"{what}: NumPy's arrays are on device 'cpu' only, not on {shown(device)}")
     if DISABLED:
-        array = _by_python(what, x)
+        array = array_by_python(what, x)
         return _checked(what, array, wanted, copy)
     with export_of(x, what) as export:
         if device is not None and not export.is_on_cpu:
@@ -133,23 +131,6 @@ def _checked(what: str, array: np.ndarray, wanted: np.dtype | None, copy) -> np.
     if wanted is not None and array.dtype != wanted:
         raise TypeError(f"{what}: the elements are {array.dtype}, not {wanted}; dtype= does not cast: use .astype()")
     return array.copy(order="K") if copy else array
-
-
-def _by_python(what: str, x) -> np.ndarray:
-    """An array over any tensor's memory, where native code is switched off. Raises TypeError, and what its framework raises."""
-    if isinstance(x, np.ndarray):
-        return _named_in_dlpack(what, x.view(np.ndarray))
-    if not (hasattr(x, "__dlpack__") or is_buffer_type(type(x))):
-        raise TypeError(f"{what}: an object of type {type_name(type(x))} is no tensor: it has no __dlpack__ and no buffer")
-    framework = framework_of(x)
-    framework.check(x)
-    return _named_in_dlpack(what, framework.as_numpy(x))
-
-
-def _named_in_dlpack(what: str, array: np.ndarray) -> np.ndarray:
-    if dtype_registry.key_of(array.dtype) is None:
-        raise BufferError(f"{what}: DLPack has no name for the dtype {array.dtype!r}: {why_not_exported(array.dtype)}")
-    return array
 
 
 def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
@@ -174,7 +155,7 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
     is_versioned = _is_versioned(what, max_version)
     wanted = None if device is None else _device(what, device)
     if DISABLED:
-        array = _by_python(what, x)
+        array = array_by_python(what, x)
         its_own = not copy and not isinstance(x, np.ndarray) and hasattr(x, "__dlpack__")  # it has more element types than NumPy
         source = framework_of(x).detached(x) if its_own else array.copy(order="K") if copy else array
         return source.__dlpack__(max_version=max_version)
@@ -251,7 +232,7 @@ def convert(x, to: type, /, *, copy=None):
     if copy is not False and issubclass(type(x), np.ndarray) and is_inexpressible_in_dlpack(x):
         x, copy = x.astype(x.dtype.newbyteorder("="), order="C", copy=True), None
     if make is None:
-        return _converted_by_python(what, x, to, copy)
+        return converted_by_python(what, x, to, copy)
     if not copy:
         with export_of(x, what) as export:
             _check_sound(what, export.tensor)
@@ -275,29 +256,6 @@ def convert(x, to: type, /, *, copy=None):
         _check_sound(what, export.tensor)
         with copy_of(export, what, "K" if _has_table(to) else "C") as copied:
             return make(copied)
-
-
-def _converted_by_python(what: str, x, to: type, copy):
-    """:func:`convert` where native code is switched off."""
-    array = _by_python(what, x)
-    if not copy and not framework_of_type(to).takes_all:
-        why = "" if array.flags.writeable else f"{type_name(to)} has no readonly tensors"
-        if any(stride < 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True)):
-            why = f"{type_name(to)} has no negative strides"
-        if why and copy is False:
-            raise BufferError(f"{what}: {why}, so a copy is needed, but copy is False")
-        copy = copy or bool(why)
-    if copy:
-        return made_by_python(what, to, array.copy(order="C"))
-    try:
-        made = made_by_python(what, to, array)
-    except BufferError:  # a framework that refuses the memory may take a copy
-        if copy is False:
-            raise
-        return made_by_python(what, to, array.copy(order="C"))
-    if copy is False and array.size and not np.shares_memory(_by_python(what, made), array):
-        raise BufferError(f"{what}: the framework of {type_name(to)} has copied the tensor, but copy is False")
-    return made
 
 
 def is_inexpressible_in_dlpack(array: np.ndarray) -> bool:

@@ -16,19 +16,7 @@ from ..producers.framework import framework_of_type
 from .errors import device_name, dtype_name
 from .export import Export, known, to_numpy
 
-__all__ = ["has_from_dlpack", "made_by_python", "maker"]
-
-
-def made_by_python(what: str, to: type, array: np.ndarray):
-    """Make a tensor of the type `to` over an array's memory, where native code is switched off. Raises TypeError, BufferError."""
-    if to is np.ndarray:
-        return array
-    own = _own_from_dlpack(what, to)
-    try:
-        return framework_of_type(to).from_numpy(array, own)
-    except (RuntimeError, TypeError, ValueError, BufferError) as error:
-        reason = str(error).partition("\n")[0]
-        raise BufferError(f"{what}: no {type_name(to)} can be made of an array of {array.dtype}: {reason}") from error
+__all__ = ["has_from_dlpack", "maker", "own_from_dlpack"]
 
 
 def maker(what: str, to: type, is_exact: bool = True):
@@ -37,7 +25,7 @@ def maker(what: str, to: type, is_exact: bool = True):
     `is_exact`: the function raises TypeError for a tensor of another type.
     """
     to_object = known(to).get("to_object", 0)
-    own = None if to_object else _own_from_dlpack(what, to)
+    own = None if to_object else own_from_dlpack(what, to)
     is_immutable = to.__module__.partition(".")[0] in _IMMUTABLE
     ignores_offset = own is not None and framework_of_type(to).ignores_offset
 
@@ -115,12 +103,12 @@ class _ExportProducer:
 def has_from_dlpack(to: type) -> bool:
     """Whether the framework of the type `to` has a function ``from_dlpack``."""
     try:
-        return callable(_own_from_dlpack("a result", to))
+        return callable(own_from_dlpack("a result", to))
     except TypeError:
         return False
 
 
-def _own_from_dlpack(what: str, to: type):
+def own_from_dlpack(what: str, to: type):
     """The function ``from_dlpack`` of the framework of the type `to`, or of a base of that type."""
     own = getattr(to, "from_dlpack", None)
     if callable(own):
