@@ -196,6 +196,14 @@ def _parser() -> argparse.ArgumentParser:
         "targets", metavar="TARGET", nargs="*", help="MODULE, FILE.py, MODULE:OBJECT, or a .json file of `record`"
     )
 
+    precompile.add_argument(
+        "--into", metavar="PACKAGE", help="write the machine code beside this package, for its wheel, not into the disk cache"
+    )
+    precompile.add_argument(
+        "--cpu", action="append", metavar="LEVEL", help="with --into: x86-64-v2, x86-64-v3, ..., aarch64 (default: all of these)"
+    )
+    precompile.add_argument("--strict", action="store_true", help="with --into: exit code 1 if the code of a kernel is left out")
+
     compare = add(
         "compare",
         "compare two result files row by row, and print which rows moved beyond noise",

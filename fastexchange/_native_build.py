@@ -26,9 +26,10 @@ def main() -> int:
             environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
             environment |= {**_SETTINGS, "NUMBA_CACHE_DIR": folder}
             return subprocess.run([sys.executable, "-m", f"{__package__}._native_build"], env=environment).returncode
+    from .ground.numba_code import number_names
     from .ground.numba_internals import global_compiler_lock
 
-    with global_compiler_lock:
+    with global_compiler_lock, number_names("native"):
         build()
     return 0
 
@@ -47,7 +48,6 @@ def build() -> None:
         raise SystemExit(f"native code is made on Linux with x86-64, for all platforms; this Python's ABI is {here}")
     for name in TRIPLES:  # else this process would use their code
         shipped.path_of(f"{version}-{name}").unlink(missing_ok=True)
-    numba_code.number_names()
     functions = {}
     files: dict[str, Path] = {}
     for value in native_code():

@@ -5,21 +5,19 @@ values, options and types, that was made with the same versions for the same pro
 compiles. Entries are unpickled when a call needs them, not before.
 """
 
-import contextlib
-import zlib
-from collections.abc import Callable
 from operator import is_
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from numba.core import sigutils
-
-from ..ground.disk_cache import NotBelieved, digest, framed, framed_key, unframed
-from ..ground.numba_code import LostCode, code_depends_on, processor_of, rebuilt, reduced, why_not_kept
+from ..ground.disk_cache import digest
+from ..ground.numba_code import code_depends_on, processor_of, reduced, why_not_kept
 from ..ground.numba_extensions import extensions
-from ..ground.numba_internals import failures, global_compiler_lock, overloads_of
-from .dependencies import dependencies, has_current_code, note_loaded
+from ..ground.numba_internals import global_compiler_lock, overloads_of
+from ..ground.package_code import EntriesInMemory
+from .code_in_front import CodeInFront
+from .dependencies import dependencies, has_current_code
 from .kernel_cache import Entries, made_by
+from .shipped_kernels import shipped_with
 
 __all__ = ["CarriedCode", "Content"]
 
@@ -63,76 +61,24 @@ def _signatures(count: int) -> str:
     return f"{count} signature{'s' * (count != 1)}"
 
 
-class _InMemory:
-    """Entries in place of a ``CacheFolder``: compressed, by the digests of their keys."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, bytes] = {}
-        self._read_keys: dict[str, tuple[bytes, str]] = {}  # by name: the entry, and its key
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.entries.values()))
-
-    def load(self, name: str, key: str) -> Any:
-        """Return the value of the entry with this key; None without a valid entry."""
-        return self._read(self.entries.get(digest(key)), lambda data: unframed(data, key))
-
-    def has(self, name: str, key: str) -> bool:
-        """Whether :meth:`load` would find an entry."""
-        return self._read(self.entries.get(digest(key)), framed_key) == key
-
-    def save(self, name: str, key: str, value: Any) -> bool:
-        """Keep an entry, if there is room. Raises what pickling raises."""
-        data = zlib.compress(framed(key, value))
-        if self.size + len(data) > MOST_BYTES:
-            return False
-        self.entries[digest(key)] = data
-        return True
-
-    def keys(self) -> dict[str, str]:
-        """The key of each entry, by its name; "" for what is no entry."""
-        known, none = self._read_keys, (None, "")
-        self._read_keys = {
-            name: read if (read := known.get(name, none))[0] is data else (data, self._read(data, framed_key) or "")
-            for name, data in list(self.entries.items())
-        }
-        return {name: key for name, (_, key) in self._read_keys.items()}
-
-    @staticmethod
-    def _read(data: Any, read: Callable[[bytes], Any]) -> Any:
-        try:
-            return read(zlib.decompress(data))
-        except (NotBelieved, zlib.error, TypeError):  # TypeError: not bytes, or None
-            return None
-
-    def claim(self, name: str, key: str) -> None:
-        """Return None: nobody else makes these entries."""
-
-
-class CarriedCode:
+class CarriedCode(CodeInFront):
     """The machine code that was received with the pickle of a kernel, and is sent on with its next pickle.
 
-    In a process that has received code this is also the kernel's cache: what it does not find, `behind` may have, the cache that
-    the kernel has otherwise.
+    In a process that has received code this is also the kernel's cache.
     """
 
     def __init__(self, py_func: FunctionType, options: dict):
         code = py_func.__code__
         place = code.co_firstlineno, code.co_linetable  # exceptions have the lines of the source
         depends_on = lambda: (made_by(), code_depends_on(), place, dependencies(py_func, options))  # noqa: E731
-        self._entries = _InMemory()
-        self._keys = Entries(self._entries, "", py_func, depends_on, warns=False)
-        self._py_func = py_func
+        self._entries = EntriesInMemory()
+        self._keys: Entries = Entries(self._entries, "", py_func, depends_on, warns=False)
+        super().__init__(py_func, self._keys)
         self._packed: dict[tuple, Any] = {}  # by argument types: the compile result, whose code is carried or cannot be
         self._seen: list[Any] = []  # the compile results of the last pickle
         self._named: dict[str, tuple] = {}  # by the name of an entry that was made here: the argument types
         self._left_out: dict[tuple, str] = {}
         self._unused = 0
-        self.behind: Any = None
-
-    def __getattr__(self, name):
-        return getattr(self.behind, name)
 
     # ---- the sender --------------------------------------------------------------------------------------------------
 
@@ -155,7 +101,7 @@ class CarriedCode:
         self.pack(kernel, is_all_checked=True)
         entries = self._entries
         beside = tuple(sorted(extensions())) if entries.entries else ()
-        return Content(len(entries.entries), entries.size, dict(self._left_out), self._unused, beside)
+        return Content(len(entries.entries), self._size, dict(self._left_out), self._unused, beside)
 
     def pack(self, kernel, is_all_checked: bool = False) -> None:
         """Make entries of the code that the kernel has compiled, or loaded from disk, since the last time.
@@ -179,6 +125,17 @@ class CarriedCode:
                     self._packed[given] = compiled
         self._seen = seen
 
+    @property
+    def _size(self) -> int:
+        return sum(map(len, self._entries.entries.values()))
+
+    def _save(self, text: str, value: Any) -> bool:
+        """Keep an entry, if there is room. Raises what pickling raises."""
+        self._entries.save("", text, value)
+        if is_too_much := self._size > MOST_BYTES:
+            del self._entries.entries[digest(text)]
+        return not is_too_much
+
     def _remove_what_does_not_fit(self, processor: tuple) -> None:
         for name in self._keys.that_do_not_fit(self._entries.keys(), processor):
             del self._entries.entries[name]
@@ -189,42 +146,30 @@ class CarriedCode:
 
     def _why_not_packed(self, kernel, given: tuple, compiled) -> str:
         """Make an entry of compiled code. Return "", or why there is none."""
-        key = given, processor_of(kernel.targetctx.codegen())
+        key = self._key(given, kernel.targetctx.codegen())
         try:
             text = self._keys.text(key)
             if text is None:
                 return f"{self._keys.why_no_text(key)}"
+            if (shipped := shipped_with(kernel)) is not None and given in shipped.loaded:
+                return f"it comes with {shipped.package}, here and there"
             if not has_current_code(self._py_func):
                 return "it was compiled with other values of what the kernel names, here or before"
             kept = why_not_kept(compiled)
             data = reduced(compiled) if not kept else kernel._stored_on_disk(given)
             if data is None:
                 return kept
-            is_added = self._entries.save("", text, (key, (compiled.signature, data)))
+            is_added = self._save(text, (key, (compiled.signature, data)))
         except Exception as error:  # pickling may raise any exception
             return f"it cannot be pickled: {type(error).__name__}: {error}"
         if is_added:
             self._named[digest(text)] = given
         return "" if is_added else f"all code would be more than {MOST_BYTES} bytes"
 
-    # ---- the receiver, as a cache of Numba's ---------------------------------------------------------------------------
+    # ---- the receiver --------------------------------------------------------------------------------------------------
 
-    def load_overload(self, sig, target_context):
-        """Return the code for a signature, or else what `behind` has."""
-        if failures():
-            return self.behind.load_overload(sig, target_context)
-        given, result = sigutils.normalize_signature(sig)
-        stored = self._keys.load((tuple(given), processor_of(target_context.codegen())))
-        if stored is not None and result in (None, stored[0].return_type):
-            with contextlib.suppress(LostCode):
-                made = rebuilt(target_context, stored[1])
-                self._packed[tuple(given)] = made
-                note_loaded(self._py_func)
-                return made
-        return self.behind.load_overload(sig, target_context)
+    def _key(self, given, codegen):
+        return given, processor_of(codegen)
 
-    def has_code(self, signature: tuple, codegen) -> bool:
-        """Whether :meth:`load_overload` would find code for these argument types."""
-        behind = getattr(self.behind, "has_code", None)
-        is_here = not failures() and self._keys.has((signature, processor_of(codegen)))
-        return is_here or (behind is not None and behind(signature, codegen))
+    def _loaded(self, given, compiled):
+        self._packed[given] = compiled

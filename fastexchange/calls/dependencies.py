@@ -286,13 +286,18 @@ def _is_known(value: Any) -> bool:
 
 
 def _named(value: Any) -> tuple:
-    """The name of an object and the version of its package."""
+    """The name of an object, and the version of its package unless each key has that itself."""
     is_module = isinstance(value, python_types.ModuleType)
     if any(value is each for each in _CONTEXTS):
         value = type(value)
     module = value.__name__ if is_module else str(getattr(value, "__module__", None))
     name = "" if is_module else getattr(value, "__qualname__", getattr(value, "__name__", ""))
-    return module, name, str(vars(sys.modules.get(module.partition(".")[0], sys)).get("__version__"))
+    package = module.partition(".")[0]
+    version = None if package in _IN_EACH_KEY else vars(sys.modules.get(package, sys)).get("__version__")
+    return module, name, str(version)
+
+
+_IN_EACH_KEY = "numba", "numpy"
 
 
 def _named_by(code: python_types.CodeType, function: str, with_imports: bool = False) -> set[tuple[str, tuple[str, ...]]]:

@@ -27,16 +27,17 @@ from ..ground.numba_internals import (
     locals_of,
     numbas_call,
     pipeline_of,
-    use_cache,
 )
 from ..ground.once import cached_property, forkable_lock
 from ..ground.parameters import flatten
 from ..producers.framework import Framework, framework_that_sees, frameworks
 from ..torch.traced import asks_is_traced, is_traced
 from .carried_code import CarriedCode, Content
+from .code_in_front import last_behind, put_behind, put_in_front
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, OptionsOf, declaring
 from .pickled import made_of, reduced_kernel
+from .shipped_kernels import shipped_kernels, shipped_with
 from .writes import check_outputs, warn_of_lost_fractions
 
 __all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
@@ -124,6 +125,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         CPUDispatcher.__init__(self, py_func, locals, targetoptions, pipeline_class)
         if not self._is_numbas:
             compile_with(self, with_unique_symbols(pipeline_of(self)))  # its symbols must be unique across processes
+        if (shipped := shipped_kernels(self)) is not None:
+            put_in_front(self, shipped)
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -191,10 +194,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
                 raise
             super().enable_caching()  # raises Numba's own error if Numba finds no directory either
             return
-        if self._cache is self._carried:
-            self._carried.behind = cache
-        else:
-            use_cache(self, cache)
+        put_behind(self, cache)
         self.compile = self._compile_claimed
         compile_with(self, with_unique_symbols(pipeline_of(self), self._is_numbas))
 
@@ -223,7 +223,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     @property
     def _is_cached(self) -> bool:
         """Whether its code is kept on disk."""
-        return isinstance(getattr(self._cache, "behind", self._cache), KernelCache)
+        return isinstance(last_behind(self), KernelCache)
 
     def add_overload(self, cres) -> None:
         """Add machine code, a ``numba.core.compiler.CompileResult``. Resolves calls anew if it may be for their signatures.
@@ -234,7 +234,9 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             check_outputs(self, cres)
             warn_of_lost_fractions(self, cres)
         if is_heard():
-            where = "loaded from disk" if cres.metadata is None else "compiled"
+            shipped = shipped_with(self)
+            file = shipped.loaded.get(tuple(cres.signature.args)) if shipped is not None else None
+            where = f"found in {file.path}" if file else "loaded from disk" if cres.metadata is None else "compiled"
             say("kernel %s.%s(%s): %s", self.__module__, self.__qualname__, ", ".join(map(str, cres.signature.args)), where)
         is_further = self._can_compile and tuple(cres.signature.args) not in self.overloads
         super().add_overload(cres)
@@ -322,8 +324,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         """Use the code of a pickle."""
         self._carried.add(entries)
         if self._cache is not self._carried:
-            self._carried.behind = self._cache
-            use_cache(self, self._carried)
+            put_in_front(self, self._carried)
 
     # ---- its own -----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ The directory, the content of an entry, and how code is made of it, are Numba's.
 import contextlib
 import functools
 import types as python_types
-import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ from ..ground.numba_code import (
     rebuilt,
     reduced,
     sealed_library,
+    unique,
 )
 from ..ground.numba_internals import FunctionCache, failures
 from ..ground.sources import source_stamp
@@ -245,7 +245,7 @@ def with_unique_symbols(pipeline: type, is_numbas: bool = False) -> type:
             bind_globals(state.lifted)
             identity = state.func_id
             if not hasattr(identity, "fastexchange_id"):
-                identity.fastexchange_id = identity.unique_id = f"{identity.unique_id}x{uuid.uuid4().hex}"
+                identity.fastexchange_id = identity.unique_id = f"{identity.unique_id}x{unique()}"
                 identity.unique_name = f"{identity.func_qualname}${identity.unique_id}"
             if state.library is None:
                 state.library = sealed_library(state.targetctx, identity.func_qualname)

@@ -4,17 +4,12 @@ Without a module: the native code of this package.
 """
 
 import argparse
-import inspect
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from ..interpreter import DISABLED
 from . import CommandError
-from .objects import find, imported, split
 from .probe import one_line
-from .record import kernels_in
+from .targets import work_of
 
 __all__ = ["run"]
 
@@ -26,9 +21,13 @@ def run(options: argparse.Namespace) -> int:
     """
     if DISABLED:
         raise CommandError("FASTEXCHANGE_DISABLE is set: what is compiled with it is of no use without")
+    if options.into is not None:
+        from .ship import run_into
+
+        return run_into(options)
     if not options.targets:
         return _own_code()
-    work = [each for target in options.targets for each in _work_of(target)]
+    work = [each for target in options.targets for each in work_of(target)]
     is_right = True
     for name, kernel, call in work:
         line, is_done = _compiled(kernel, call)
@@ -48,56 +47,6 @@ def _own_code() -> int:
     why_not = code_cache.why_not_kept if code_cache.misses else ""
     print(f"native code of fastexchange: {found}: {f'not kept: {why_not}' if why_not else f'kept in {code_cache.directory}'}")
     return 1 if why_not else 0
-
-
-def _work_of(target: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what a target names: for each call to compile for, the kernel's name, the kernel and the call."""
-    if target.endswith(".json"):
-        kernels = kernels_in(Path(target))
-        if not any(kernels.values()):
-            raise CommandError(f"{target} has no signatures")
-        for of, signatures in kernels.items():
-            name, dotted = split(of)
-            kernel = _kernel(find(imported(name), dotted, name), of)
-            yield from ((of, kernel, signature) for signature in signatures)
-        return
-    name, dotted = split(target)
-    module = imported(name)
-    wanted = _kernel(find(module, dotted, name), target) if dotted else None
-    found = False
-    for kernel, *calls in _listed(module, name):
-        if wanted is None or kernel is wanted:
-            found = True
-            yield from ((f"{name}:{kernel.__qualname__}", kernel, call) for call in calls)
-    if not found:
-        raise CommandError(f"{name}.__precompile__ has no entry for {dotted}" if dotted else f"{name}.__precompile__ is empty")
-
-
-def _kernel(found: Any, name: str) -> Any:
-    from ..calls.kernel import Kernel
-
-    if inspect.isfunction(found) and hasattr(found, "py_func"):
-        raise CommandError(f"{name} is not compiled because NUMBA_DISABLE_JIT is set")
-    if not issubclass(type(found), Kernel):
-        raise CommandError(f"{name} is not a kernel of fast_args")
-    return found
-
-
-def _listed(module, name: str) -> list[tuple]:
-    """The entries of a module's ``__precompile__``."""
-    listed = getattr(module, "__precompile__", None)
-    try:
-        listed = listed() if callable(listed) else listed
-    except (Exception, SystemExit) as error:
-        raise CommandError(f"{name}.__precompile__() failed: {one_line(error)}") from error
-    if listed is None:
-        raise CommandError(f"{name} has no __precompile__: a list of (kernel, call, ...), or a function that returns it; or give "
-                           "a file of `python -m fastexchange record`")  # fmt: skip
-    if not isinstance(listed, list | tuple) or not all(type(entry) is tuple and len(entry) > 1 for entry in listed):
-        raise CommandError(f"{name}.__precompile__ has to be a list of tuples (kernel, call, ...)")
-    for entry in listed:
-        _kernel(entry[0], f"{getattr(entry[0], '__qualname__', repr(entry[0]))} in {name}.__precompile__")
-    return list(listed)
 
 
 def _compiled(kernel, call) -> tuple[str, bool]:

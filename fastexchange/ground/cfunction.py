@@ -11,6 +11,7 @@ import importlib
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from .log import say
 from .native import native
 from .numba_internals import global_compiler_lock
 from .once import cached_property
+from .package_code import opened
 from .passing import reraise_passing
 from .shipped import shipped_code
 from .sources import ROOT, is_known, source_stamp
@@ -133,9 +135,11 @@ class CodeCache:
     def __init__(self):
         self._libraries: dict[tuple, tuple[object, tuple[int, ...], object]] = {}
         self.shipped = 0
-        """How many libraries were loaded from the code that comes with the package."""
+        """How many libraries were loaded from the code that comes with this package, or with kernels of another."""
         self.hits = 0
         self.misses = 0
+        self.make: Callable[[tuple, tuple[str, ...], Callable], tuple] | None = None
+        """In a process that makes the code of a package: builds what goes with its kernels, and keeps it."""
 
     @cached_property
     def folders(self) -> list[CacheFolder]:
@@ -189,7 +193,9 @@ class CodeCache:
         known = self._libraries.get(key)
         if known is None:
             persist = persist and all(map(is_known, modules))  # else the key would not have its sources
-            known = self._load_shipped(key) if persist else None
+            known = self._load_shipped(key) or self._load_of_packages(key, modules) if persist else None
+            if known is None and persist and self.make is not None and key[0] != "function":
+                known = self.make(key, modules, build)
             if known is None:
                 full_key = self._full_key(key, *modules) if persist else ""
                 known = self._loaded_or_built(key, full_key, build) if persist else self._build(key, "", build)[0]
@@ -229,6 +235,17 @@ class CodeCache:
         self.shipped += 1
         say("native code %s: shipped with the package", _name_of(key))
         return library, addresses, None
+
+    def _load_of_packages(self, key: tuple, modules: tuple[str, ...]):
+        for file in opened:
+            stored = file.load("", file.text(key, source_stamp(*modules)))
+            if stored is not None:
+                with contextlib.suppress(numba_code.LostCode):
+                    library, addresses = numba_code.restored(stored[0])
+                    self.shipped += 1
+                    say("native code %s: found in %s", _name_of(key), file.path)
+                    return library, addresses, stored[1]
+        return None
 
     def _loaded_or_built(self, key: tuple, full_key: str, build):
         if (known := self._load(key, full_key)) is not None:

@@ -38,25 +38,52 @@ _PassManager: Any = imported("numba.core.compiler_machinery", "PassManager")
 
 # ---- under construction ----------------------------------------------------------------------------------------------
 
-_numbers: Iterator[int] | None = None
+_namings: list[Iterator[str]] = []
 
 
 def unique() -> str:
     """Return a part of a symbol's name that no other process uses."""
-    return uuid.uuid4().hex if _numbers is None else str(next(_numbers))
+    return next(_namings[-1]) if _namings else uuid.uuid4().hex
 
 
-def number_names() -> None:
-    """Let :func:`unique` count in this process, which only writes code to files: the same sources give the same bytes."""
-    global _numbers
-    _numbers = itertools.count()
+@contextlib.contextmanager
+def number_names(of: str) -> Iterator[None]:
+    """Context manager: let :func:`unique` count, in a process that only writes code: the same sources give the same bytes.
+
+    `of`: a part of all these names, by which what is being made is known from anything else that a process may load.
+    """
+    depth = len(_namings)
+    _namings.append(f"{of}n{number}" for number in itertools.count())
+    try:
+        yield
+    finally:
+        del _namings[depth:]
 
 
 def new_library(context, name: str) -> tuple[Any, Any]:
     """Make a code library and an IR module for it."""
     library = context.codegen().create_library(name)
+    if _namings:
+        kind: Any = type(library)
+        library = _keeping(kind)(library.codegen, name)
     library.enable_object_caching()  # before it is finalised
     return library, library.create_ir_module(name)
+
+
+@functools.cache
+def _keeping(kind: Any) -> Any:
+    """A kind of library that keeps, in a process that only writes code to files, what code for other platforms is made of.
+
+    LLVM changes the module itself when it makes machine code of it, and then it is for one platform.
+    """
+
+    class Keeping(kind):
+        def _optimize_final_module(self):
+            super()._optimize_final_module()
+            if _namings:
+                self.fastexchange_optimised = self._final_module.as_bitcode()
+
+    return Keeping
 
 
 def finish_library(library, module, linked: list, symbols: tuple[str, ...]) -> None:
@@ -171,7 +198,15 @@ def _hide(module, shown: set[str]) -> None:
     for function in list(module.functions):
         if not function.is_declaration and function.name not in shown and not function.name.startswith("NRT_"):
             function.linkage = "internal"
-            function.name += suffix
+            function.name = _without_address(function.name) + suffix
+
+
+def _without_address(name: str) -> str:
+    """A symbol's name, which Numba makes of an object's address for the parts of a function that it compiles separately."""
+    return _ADDRESS.sub(lambda _: unique(), name) if _namings else name
+
+
+_ADDRESS = re.compile(r"(?<=__numba_parfor_gufunc_)0x[0-9a-f]+|(?<=__numba_array_expr_)0x[0-9a-f]+")
 
 
 def sealed_library(context, name: str) -> Any:
@@ -189,7 +224,9 @@ def sealed_library(context, name: str) -> Any:
 
 @functools.cache
 def _sealing(kind: Any):
-    class Sealed(kind):
+    keeping: Any = _keeping(kind)
+
+    class Sealed(keeping):
         def finalize(self):
             module = self._final_module
             defined = [each for each in (*module.functions, *module.global_variables) if not each.is_declaration]
@@ -209,7 +246,7 @@ def _sealing(kind: Any):
         def _rename(self, variable):
             known = _Environment._memo.get(variable.name)
             if known is not None:
-                variable.name = f"{variable.name}x{unique()}"
+                variable.name = f"{_without_address(variable.name)}x{unique()}"
                 renamed = _Environment(known.globals)
                 renamed.consts[:] = known.consts
                 renamed.env_name = variable.name
@@ -270,6 +307,9 @@ def reduced(compiled) -> tuple:
     """A compile result that was made here, as an object that can be pickled. For results that :func:`why_not_kept` allows."""
     module = compiled.library._final_module
     *result, environments = compiled._reduce()
+    if _namings:
+        name, kind, (code, linked) = result[_LIBRARY]
+        result[_LIBRARY] = name, kind, (code, _bitcode(_llvm.parse_bitcode(linked)))
     # Numba would import the module of each function that is linked in: for a sum of an array half of Numba, and SciPy.
     text = str(module)
     used = tuple(each for each in environments if text.count(each.env_name) != 1)  # once: the definition of its variable
@@ -328,10 +368,59 @@ def serialized(library, symbols: tuple[str, ...]) -> Any:
 
 def serialized_for(triple: str, library, symbols: tuple[str, ...]) -> Any:
     """:func:`serialized` for any processor of a platform, such as ``"aarch64-unknown-linux-gnu"``."""
-    machine = _machine(triple)
-    module = _llvm.parse_bitcode(library._final_module.as_bitcode())
-    module.triple, module.data_layout = triple, str(machine.target_data)
-    return _object_of(symbols, machine.emit_object(module))
+    return _object_of(symbols, _machine(triple).emit_object(_moved(triple, library)))
+
+
+def reduced_for(triple: str, compiled) -> tuple:
+    """:func:`reduced` for any processor of a platform, such as ``"aarch64-unknown-linux-gnu"``."""
+    names, known, (library, *rest) = reduced(compiled)
+    linked = _moved(triple, compiled.library)
+    for function in linked.functions:
+        if not function.is_declaration and function.linkage == _Linkage.external:
+            function.linkage = "linkonce_odr"  # as in what Numba links into others
+    moved = library[0], library[1], (_machine(triple).emit_object(_moved(triple, compiled.library)), _bitcode(linked))
+    return names, known, (moved, *rest)
+
+
+def _bitcode(module) -> bytes:
+    """The bitcode of a module, without addresses of this process: they are in notes on what may be aliased."""
+    return _llvm.parse_assembly(_ADDRESS.sub("0x0", str(module))).as_bitcode()
+
+
+class NotPortable(RuntimeError):
+    """Code of which LLVM has made something for one platform only."""
+
+
+_COUNTED_DOWN = re.compile(r"call i8 @llvm\.x86\.atomic\.sub\.cc\.i64\((ptr [^,]+), i64 ([^,]+), i32 4\)")
+_COUNT_DOWN = """
+define internal i8 @fastexchange.count_down(ptr %count, i64 %by) alwaysinline {
+  %old = atomicrmw sub ptr %count, i64 %by seq_cst
+  %is_last = icmp eq i64 %old, %by
+  %result = zext i1 %is_last to i8
+  ret i8 %result
+}
+"""
+"""What x86-64's LLVM makes of the end of a reference in code that it has translated, and Numba links into others."""
+
+
+def _moved(triple: str, library) -> Any:
+    """The module of a library that was made here, for another platform. Raises NotPortable."""
+    module = _llvm.parse_bitcode(library.fastexchange_optimised)
+    if not triple.startswith("x86_64"):
+        module = _generalised(module)
+    module.triple, module.data_layout = triple, str(_machine(triple).target_data)
+    return module
+
+
+def _generalised(module) -> Any:
+    """A module without what LLVM has made for x86-64. Raises NotPortable."""
+    text, count = _COUNTED_DOWN.subn(r"call i8 @fastexchange.count_down(\1, i64 \2)", str(module))
+    if count:
+        text = re.sub(r"^declare i8 @llvm\.x86\.atomic\.sub\.cc\.i64.*$", "", text, flags=re.MULTILINE) + _COUNT_DOWN
+        module = _llvm.parse_assembly(text)
+    if (left := re.search(r"@llvm\.x86\.[\w.]+", text)) is not None:
+        raise NotPortable(f"LLVM has used {left[0]}, which is for this platform only")
+    return module
 
 
 def _object_of(symbols: tuple[str, ...], code: bytes) -> tuple:
@@ -399,8 +488,8 @@ def native_code_depends_on() -> tuple:
 
 def processor_of(codegen) -> tuple:
     """The processor that a code generator makes code for. Numba asks LLVM each time, which takes as long as reading an entry."""
-    settings: Any = config
-    return _asked_processor(codegen, settings.CPU_NAME, settings.CPU_FEATURES)
+    named: Any = config
+    return _asked_processor(codegen, named.CPU_NAME, named.CPU_FEATURES)
 
 
 @functools.lru_cache(maxsize=8)
@@ -408,10 +497,19 @@ def _asked_processor(codegen, name, features) -> tuple:
     return codegen.magic_tuple()
 
 
+def processor() -> tuple:
+    """The processor that Numba makes code for: LLVM's triple, a name, and features, as "+avx2,-avx512f"."""
+    return processor_of(cpu_target.target_context.codegen())
+
+
+def settings() -> list[tuple[str, str]]:
+    """Numba's settings that affect the code of a function."""
+    return [(name, str(getattr(config, name, None))) for name in _SETTINGS]
+
+
 def machine_depends_on() -> tuple:
     """What machine code made here depends on: the processor and Numba's settings."""
-    settings: Any = config
-    return processor_of(cpu_target.target_context.codegen()), [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
+    return processor(), settings()
 
 
 def code_depends_on() -> tuple:
@@ -421,7 +519,7 @@ def code_depends_on() -> tuple:
 
 _SETTINGS = (
     "OPT", "DEBUG_JIT", "DEBUGINFO_DEFAULT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML",
-    "DISABLE_INTEL_SVML", "LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS",
+    "LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS",
 )  # fmt: skip
 """Numba's settings that affect the code of a function."""
 

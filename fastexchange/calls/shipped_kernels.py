@@ -1,0 +1,80 @@
+"""Kernels' machine code that comes with their package: see ``ground.package_code``.
+
+A key has everything that the code of a kernel depends on, as that of ``cache=True``, but for paths, times and the processor's
+name: the format of this package, Python's ABI, the versions of Numba, llvmlite and NumPy, Numba's settings, the level, the
+function with its lines, all that it names, its options, its types. So code that does not fit is not found, and compiled.
+"""
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from ..ground.numba_internals import failures
+from ..ground.package_code import CodeFile, EntriesInMemory, code_file, package_with_code
+from .code_in_front import CodeInFront, in_front
+from .dependencies import dependencies
+from .kernel_cache import Entries
+
+__all__ = ["ShippedKernels", "keys_of", "shipped_kernels", "shipped_with"]
+
+
+def keys_of(py_func: FunctionType, options: dict, entries: EntriesInMemory, made_for: tuple) -> Entries:
+    """The keys of a function's code, compiled with these options of ``numba.njit``, among the entries of a file."""
+    code = py_func.__code__
+    name = py_func.__module__, py_func.__qualname__, code.co_firstlineno, code.co_linetable
+    return Entries(entries, "", py_func, lambda: (made_for, name, dependencies(py_func, options)), warns=False)
+
+
+class ShippedKernels(CodeInFront):
+    """The code of one kernel. Its package's file is read when it first compiles."""
+
+    def __init__(self, py_func: FunctionType, options: dict, package: str) -> None:
+        super().__init__(py_func)
+        self._options, self.package = options, package
+        self.loaded: dict[tuple, CodeFile] = {}
+        """Where the code of a signature was found, by its argument types."""
+        self._is_open = False
+        self._file: CodeFile | None = None
+
+    @property
+    def file(self) -> CodeFile | None:
+        """The package's file; None if it has none for this process."""
+        if not self._is_open and not failures():
+            self._file = code_file(self.package)
+            if self._file is not None:
+                self._keys = keys_of(self._py_func, self._options, self._file, self._file.made_for)
+            self._is_open = True
+        return self._file
+
+    def _key(self, given, codegen):
+        assert self._file is not None
+        return given, self._file.level
+
+    def _loaded(self, given, compiled):
+        assert self._file is not None
+        self.loaded[given] = self._file
+
+    def load_overload(self, sig, target_context):
+        self.file  # noqa: B018 - reads it
+        return super().load_overload(sig, target_context)
+
+    def has_code(self, signature, codegen):
+        self.file  # noqa: B018 - reads it
+        return super().has_code(signature, codegen)
+
+
+def shipped_with(kernel) -> ShippedKernels | None:
+    """Where a kernel finds the code that comes with its package; None if its package has no folder for code."""
+    return next((each for each in in_front(kernel) if isinstance(each, ShippedKernels)), None)
+
+
+make_cache: Callable[[Any], CodeInFront | None] | None = None
+"""In a process that makes the code of a package: makes the caches of new kernels, which keep it."""
+
+
+def shipped_kernels(kernel) -> CodeInFront | None:
+    """Make the cache of a new kernel for code that comes with its package; None if its package has no folder for code."""
+    if make_cache is not None:
+        return make_cache(kernel)
+    package = package_with_code(str(kernel.py_func.__module__))
+    return ShippedKernels(kernel.py_func, kernel._compiled_with(), package) if package else None

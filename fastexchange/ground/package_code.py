@@ -1,0 +1,210 @@
+"""Files of machine code that packages carry for their own kernels: ``mypackage/_kernels/<ABI of Python>.<level>.code``.
+
+``python -m fastexchange precompile mypackage --into mypackage`` writes them. A *level* is a set of processor features, such as
+``x86-64-v3``: of the files for this Python, the one with the highest level is read whose features the processor has. What is in a
+file is found by keys without paths, times and users. A file, like Python files beside it, may lie in a zip file.
+
+Source of the levels: System V Application Binary Interface, AMD64 Architecture Processor Supplement, 3.1.1.
+"""
+
+import ast
+import functools
+import os
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .disk_cache import NotBelieved, digest, framed, framed_key, unframed
+from .log import say
+from .numba_code import native_code_depends_on, processor, settings
+from .passing import reraise_passing
+from .sources import source_stamp
+
+__all__ = [
+    "FOLDER", "LEVELS", "CodeFile", "EntriesInMemory", "code_file", "fitting_levels", "made_for", "name_of_file", "opened",
+    "package_with_code", "why_not",
+]  # fmt: skip
+
+FOLDER = "_kernels"
+_FORMAT = 1
+"""Raised when the code of kernels gets to mean something else: see ``calls.shipped_kernels``."""
+_V2 = "cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"
+_V3 = *_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"
+_V4 = *_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"
+LEVELS: dict[str, tuple[str, ...]] = {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2, "x86-64": (), "aarch64": ()}
+"""From the highest down, and their features, by LLVM's names."""
+_WHAT = (
+    "the format of its file", "the ABI of Python", "the version of Numba", "the version of llvmlite",
+    "the size of Numba's dispatcher", "the size of a tuple without items", "whether None is immortal", "the version of NumPy",
+    "Numba's settings", "its level",
+)  # fmt: skip
+
+
+def fitting_levels() -> list[str]:
+    """The levels whose features the processor has, from the highest down.
+
+    It does not have those that Numba was told to leave out, as by NUMBA_CPU_NAME=generic.
+    """
+    triple, _, features = processor()
+    has = {each[1:] for each in features.split(",") if each.startswith("+")}
+    machine = {"x86_64": "x86-64", "amd64": "x86-64", "arm64": "aarch64"}.get(own := triple.partition("-")[0], own)
+    return [name for name, wanted in LEVELS.items() if name.startswith(machine) and has.issuperset(wanted)]
+
+
+def made_for(level: str, abi: str = "") -> tuple:
+    """What code for a level depends on besides its sources. `abi`: of the Python that it is for, if not of this one."""
+    own, *packages = native_code_depends_on()
+    numpy = ".".join(np.__version__.split(".")[:2])  # Numba's code differs by these only
+    return _FORMAT, abi or own, *packages, numpy, settings(), level
+
+
+def name_of_file(level: str, abi: str = "") -> str:
+    """The name of the file for a level. `abi`: as for :func:`made_for`."""
+    return f"{abi or native_code_depends_on()[0]}.{level}.code"
+
+
+class EntriesInMemory:
+    """Entries in place of a ``disk_cache.CacheFolder``: compressed, by the digests of their keys."""
+
+    def __init__(self, entries: dict[str, bytes] | None = None) -> None:
+        self.entries: dict[str, bytes] = entries or {}
+        self._read_keys: dict[str, tuple[bytes, str]] = {}  # by name: the entry, and its key
+
+    def load(self, name: str, key: str) -> Any:
+        """Return the value of the entry with this key; None without a valid entry."""
+        return self._read(self.entries.get(digest(key)), lambda data: unframed(data, key))
+
+    def has(self, name: str, key: str) -> bool:
+        """Whether :meth:`load` would find an entry."""
+        return self._read(self.entries.get(digest(key)), framed_key) == key
+
+    def save(self, name: str, key: str, value: Any) -> bool:
+        """Keep an entry. Raises what pickling raises."""
+        self.entries[digest(key)] = zlib.compress(framed(key, value))
+        return True
+
+    def keys(self) -> dict[str, str]:
+        """The key of each entry, by its name; "" for what is no entry."""
+        known, none = self._read_keys, (None, "")
+        self._read_keys = {
+            name: read if (read := known.get(name, none))[0] is data else (data, self._read(data, framed_key) or "")
+            for name, data in list(self.entries.items())
+        }
+        return {name: key for name, (_, key) in self._read_keys.items()}
+
+    @staticmethod
+    def _read(data: Any, read: Callable[[bytes], Any]) -> Any:
+        try:
+            return read(zlib.decompress(data))
+        except (NotBelieved, zlib.error, TypeError):  # TypeError: not bytes, or None
+            return None
+
+    def claim(self, name: str, key: str) -> None:
+        """Return None: nobody else makes these entries."""
+
+
+class CodeFile(EntriesInMemory):
+    """The content of a file."""
+
+    def __init__(self, path: Path, level: str, entries: dict[str, bytes]) -> None:
+        super().__init__(entries)
+        self.path, self.level, self.made_for = path, level, made_for(level)
+
+    def text(self, key: tuple, stamp: str) -> str:
+        """The key of native code that goes with kernels, made from sources with this stamp."""
+        return repr((key, stamp, self.made_for))
+
+    @staticmethod
+    def packed(entries: dict[str, bytes], level: str, abi: str) -> bytes:
+        """The bytes of a file, with code that was made in this process."""
+        return framed(repr((*made_for(level, abi), _half())), dict(sorted(entries.items())))
+
+    @classmethod
+    def unpacked(cls, path: Path, level: str, data: bytes) -> "CodeFile":
+        """Read a file's bytes. Raises NotBelieved, with the reason, if the code is not for this process."""
+        found = framed_key(data)
+        try:
+            *given, half = ast.literal_eval(found)
+            differences = [each for each in zip(_WHAT, given, made_for(level), strict=True) if each[1] != each[2]]
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            raise NotBelieved("it has the format of another version of fastexchange") from None
+        for what, there, here in differences:
+            raise NotBelieved(f"it was made for another installation: {what} is {here}, not {there}")
+        if half and half != source_stamp(_HALF):
+            raise NotBelieved("it was made with another version of fastexchange's half precision")
+        entries = unframed(data, found)
+        if not isinstance(entries, dict):
+            raise NotBelieved("it has no entries")
+        return cls(path, level, entries)
+
+
+_HALF = f"{__name__.rpartition('.')[0]}.half.known"
+
+
+def _half() -> str:
+    """A digest of what code may have of this package, half precision, if this process has loaded that; else ""."""
+    return source_stamp(_HALF) if _HALF in sys.modules else ""
+
+
+why_not: dict[str, str] = {}
+"""By package, why the code in its folder is not used; "" if it is. Of packages whose kernels have been called."""
+opened: list[CodeFile] = []
+"""The files that this process has read."""
+
+
+@functools.cache
+def package_with_code(module: str) -> str | None:
+    """The package, of those that a module lies in, that has a folder for code: the innermost. Reads nothing of it."""
+    parts = module.split(".")
+    for end in range(len(parts), 0, -1):
+        name = ".".join(parts[:end])
+        if any(_exists(name, folder) for folder in _folders_of(name)):
+            return name
+    return None
+
+
+def _folders_of(package: str) -> list[Path]:
+    """Where a package may have code. Empty for a module that is no package."""
+    return [Path(str(each), FOLDER) for each in getattr(sys.modules.get(package), "__path__", ())]
+
+
+def _exists(package: str, folder: Path) -> bool:
+    if os.path.isdir(folder.parent):
+        return os.path.isdir(folder)
+    return any(_content(package, folder / name_of_file(level)) is not None for level in LEVELS)  # in a zip file
+
+
+def _content(package: str, path: Path) -> bytes | None:
+    """The bytes of a file of a package; None without one. Raises OSError if it cannot be read."""
+    if os.path.isdir(path.parent):
+        return path.read_bytes() if os.path.lexists(path) else None
+    loader: Any = getattr(getattr(sys.modules.get(package), "__spec__", None), "loader", None)
+    try:
+        return loader.get_data(str(path))
+    except (OSError, AttributeError):
+        return None
+
+
+@functools.cache
+def code_file(package: str) -> CodeFile | None:
+    """The code of a package for this process; None without any: :data:`why_not` says why."""
+    why = f"there is none for {native_code_depends_on()[0]} and {', '.join(fitting_levels()) or 'this processor'}"
+    for level in fitting_levels():
+        for folder in _folders_of(package):
+            path = folder / name_of_file(level)
+            try:
+                if (data := _content(package, path)) is not None:
+                    found = CodeFile.unpacked(path, level, data)
+                    why_not[package] = ""
+                    opened.append(found)
+                    return found
+            except (OSError, NotBelieved) as error:
+                reraise_passing(error.__cause__ or error)
+                why = f"{path.name}: {error}"
+                say("package %s: its machine code is not used: %s", package, why)
+    why_not[package] = why
+    return None
