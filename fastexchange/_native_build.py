@@ -50,8 +50,9 @@ def build() -> None:
         shipped.path_of(f"{version}-{name}").unlink(missing_ok=True)
     functions = {}
     files: dict[str, Path] = {}
-    for value in native_code():
-        print(f"{version}: {'.'.join(map(str, value.key))}", flush=True)
+    values = list(native_code())
+    for number, value in enumerate(values, 1):
+        print(f"{number} of {len(values)}, for {version}: {'.'.join(map(str, value.key))}", flush=True)
         files |= source_files(*value.modules)
         functions[value.library_key] = value.compile()[:2]
     codes = {name: compile(file.read_bytes(), file.name, "exec", dont_inherit=True) for name, file in files.items()}

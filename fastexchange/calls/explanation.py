@@ -30,6 +30,7 @@ from .fallback import as_numba_takes_it, check_arguments
 from .numba_type import UnknownType, is_tensor_by_itself
 from .outputs import shape_and_dtype
 from .resolve import Resolver
+from .shipped_kernels import shipped_with
 
 __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 
@@ -205,6 +206,9 @@ def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | No
     )
     odd = runtime().unverified
     notes = tuple(f"the layout {what!r} is not as expected: it is left to Numba or to __dlpack__" for what in odd)
+    if isinstance(kernel, CPUDispatcher) and (shipped := shipped_with(kernel)) is not None:
+        first, *_ = str(shipped).splitlines()
+        notes += (f"machine code that comes with {shipped.package}: {first}",)
     if (content := pickled(kernel)) is not None:
         notes += (f"a pickle of the kernel carries {content}",)
     return CallExplanation(kernel.__qualname__, arguments, outcome.text, notes, outcome.kind)

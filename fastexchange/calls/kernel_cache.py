@@ -84,11 +84,16 @@ class Entries:
 
     def that_do_not_fit(self, texts: dict[str, str], processor: tuple) -> list[str]:
         """The names of those texts, by names, that :meth:`text` returns for no signature now."""
+        fit = {name for name in self.that_fit(texts) if f"{processor!r}" in texts[name]}
+        return [name for name in texts if name not in fit]
+
+    def that_fit(self, texts: dict[str, str]) -> list[str]:
+        """The names of those texts, by names, that :meth:`text` returns for some signature now."""
         try:
             start = f"({self._depends_on()!r}, "
         except NotDescribable:
-            return list(texts)
-        return [name for name, text in texts.items() if not (text.startswith(start) and f"{processor!r}" in text)]
+            return []
+        return [name for name, text in texts.items() if text.startswith(start)]
 
     def why_no_text(self, key) -> object:
         """Why :meth:`text` has returned None for this key."""

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any
 
 from ..ground.numba_internals import failures
-from ..ground.package_code import CodeFile, EntriesInMemory, code_file, package_with_code
+from ..ground.package_code import CodeFile, EntriesInMemory, code_file, package_with_code, why_not
 from .code_in_front import CodeInFront, in_front
 from .dependencies import dependencies
 from .kernel_cache import Entries
@@ -45,6 +45,24 @@ class ShippedKernels(CodeInFront):
                 self._keys = keys_of(self._py_func, self._options, self._file, self._file.made_for)
             self._is_open = True
         return self._file
+
+    def __str__(self):
+        file = self.file
+        if file is None:
+            return f"not used: {why_not.get(self.package) or 'native code is not used here'}"
+        assert self._keys is not None
+        texts = file.keys()
+        fit = self._keys.that_fit(texts)
+        where = f"for {file.level}, in {file.path}"
+        lines = [f"({', '.join(map(str, file.load('', texts[name])[0][0]))})" for name in fit]
+        if others := sum(self._name in text for name, text in texts.items() if name not in fit):
+            lines.append(f"{others} that do not fit: the function, or what it depends on, is another here")
+        return "\n".join([where, *(lines or ["nothing of this kernel"])])
+
+    @property
+    def _name(self) -> str:
+        """What the keys of a function of this name have."""
+        return f"({self._py_func.__module__!r}, {self._py_func.__qualname__!r}, "
 
     def _key(self, given, codegen):
         assert self._file is not None

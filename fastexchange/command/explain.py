@@ -26,6 +26,7 @@ def _kernel(kernel) -> str:
     """Describe a kernel: its source, options, compiled signatures and counts."""
     from ..calls.explanation import pickled
     from ..calls.kernel import FastKernel
+    from ..calls.shipped_kernels import shipped_with
     from ..dispatch.runtime import runtime
     from ..ground.numba_internals import can_compile
 
@@ -63,6 +64,8 @@ def _kernel(kernel) -> str:
         ("disk cache", kept),
     ]
     if issubclass(type(kernel), FastKernel):
+        if (shipped := shipped_with(kernel)) is not None:
+            facts.append(("shipped", str(shipped)))
         content = pickled(kernel) or "no machine code: nothing is compiled in this process"
         facts.append(("pickle", f"carries {content}"))
     return f"{kernel!r}\n{_lines(facts)}"

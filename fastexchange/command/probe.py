@@ -124,6 +124,7 @@ def _native() -> Iterator[Finding]:
         yield Finding(section, "exchange table", SLOW, "none for NumPy's arrays: its C API is not as expected", _REPORT)
     yield from _examples("types", _plain_examples())
     yield from _origin()
+    yield from _code_of_packages()
     yield from _pickles()
     yield from _disk_cache()
 
@@ -234,6 +235,20 @@ def _origin() -> Iterator[Finding]:
     else:
         functions = f"this run used {code_cache.shipped} of {len(shipped_code().functions)} functions"
         yield Finding("native code", "from", OK, f"shipped with the package; {functions}")
+
+
+def _code_of_packages() -> Iterator[Finding]:
+    """Say which installed packages have machine code for their kernels, and whether it is used."""
+    from ..ground.package_code import best_of, installed
+
+    for package, folders in sorted(installed().items()):
+        found, why = best_of(package, folders)
+        instead = "its kernels are compiled" if found is None else f"that for {found.level} is, {found.path}"
+        if why:
+            text = f"the machine code of its kernels is not used: {why}; {instead}"
+            yield Finding("native code", package, SLOW, text, f"install {package} again, built for this installation")
+        elif found is not None:
+            yield Finding("native code", package, OK, f"machine code of its kernels for {found.level}: {found.path}")
 
 
 def _pickles() -> Iterator[Finding]:

@@ -25,8 +25,8 @@ from .passing import reraise_passing
 from .sources import source_stamp
 
 __all__ = [
-    "FOLDER", "LEVELS", "CodeFile", "EntriesInMemory", "code_file", "fitting_levels", "made_for", "name_of_file", "opened",
-    "package_with_code", "why_not",
+    "FOLDER", "LEVELS", "CodeFile", "EntriesInMemory", "best_of", "code_file", "fitting_levels", "installed", "made_for",
+    "name_of_file", "opened", "package_with_code", "why_not",
 ]  # fmt: skip
 
 FOLDER = "_kernels"
@@ -151,7 +151,7 @@ def _half() -> str:
 
 
 why_not: dict[str, str] = {}
-"""By package, why the code in its folder is not used; "" if it is. Of packages whose kernels have been called."""
+"""By package, why the best code in its folder is not used; "" if it is. Of packages whose kernels have been called."""
 opened: list[CodeFile] = []
 """The files that this process has read."""
 
@@ -189,22 +189,37 @@ def _content(package: str, path: Path) -> bytes | None:
         return None
 
 
-@functools.cache
-def code_file(package: str) -> CodeFile | None:
-    """The code of a package for this process; None without any: :data:`why_not` says why."""
-    why = f"there is none for {native_code_depends_on()[0]} and {', '.join(fitting_levels()) or 'this processor'}"
+def best_of(package: str, folders: list[Path]) -> tuple[CodeFile | None, str]:
+    """Read the file for this process in the folders of a package. Returns it, and why it, or a better one, is not used."""
+    why = ""
     for level in fitting_levels():
-        for folder in _folders_of(package):
+        for folder in folders:
             path = folder / name_of_file(level)
             try:
                 if (data := _content(package, path)) is not None:
-                    found = CodeFile.unpacked(path, level, data)
-                    why_not[package] = ""
-                    opened.append(found)
-                    return found
+                    return CodeFile.unpacked(path, level, data), why
             except (OSError, NotBelieved) as error:
                 reraise_passing(error.__cause__ or error)
-                why = f"{path.name}: {error}"
-                say("package %s: its machine code is not used: %s", package, why)
-    why_not[package] = why
-    return None
+                why = why or f"{path}: {error}"
+    return None, why or f"there is none for {native_code_depends_on()[0]} and {', '.join(fitting_levels()) or 'this processor'}"
+
+
+@functools.cache
+def code_file(package: str) -> CodeFile | None:
+    """The code of a package for this process; None without any: :data:`why_not` says why."""
+    found, why_not[package] = best_of(package, _folders_of(package))
+    if found is not None:
+        opened.append(found)
+    if why_not[package]:
+        say("package %s: machine code is not used: %s", package, why_not[package])
+    return found
+
+
+def installed() -> dict[str, list[Path]]:
+    """The folders for code of the packages on ``sys.path``, by the packages' names. Imports none of them."""
+    found: dict[str, list[Path]] = {}
+    for path in map(Path, dict.fromkeys(sys.path)):
+        for folder in [*path.glob(f"*/{FOLDER}"), *path.glob(f"*/*/{FOLDER}")]:
+            if (folder.parent / "__init__.py").exists() and any(folder.glob("*.code")):
+                found.setdefault(".".join(folder.parent.relative_to(path).parts), []).append(folder)
+    return found
