@@ -99,6 +99,11 @@ arguments in a tuple or a dict. A kernel's code is kept if it has cache=True.
 
 Without a TARGET it compiles the native code of fastexchange itself: all that any later process
 would compile when it first needs it, if the package came without native code for this Python.
+With --self it puts that beside the package, for every user and process of this installation.
+
+With --into it writes the machine code of a package's kernels beside the package, in
+mypackage/_kernels, for its wheel: first calls on other machines load it, and compile nothing. It
+lists each signature, with the sizes of its code, or why it cannot be shipped.
 
   __precompile__ = [(saxpy, "(float64, float64[::1], float64[::1], float64[::1])")]
 
@@ -107,8 +112,12 @@ examples:
   python -m fastexchange precompile mypackage.kernels
   python -m fastexchange precompile mypackage.kernels:saxpy other.kernels
   python -m fastexchange precompile recorded.json
+  python -m fastexchange precompile --self
+  python -m fastexchange precompile mypackage --into mypackage
+  python -m fastexchange precompile recorded.json --into mypackage --cpu x86-64-v3 --strict
 
-exit code 1 when a kernel cannot be compiled, or its code is not kept, else 0"""
+exit code 1 when a kernel cannot be compiled, or its code is not kept, or, with --into --strict, is
+left out, else 0"""
 _RECORD = """\
 FILE gets the signatures, as JSON, when the program ends, also by an exception or sys.exit(). If it
 ends by os._exit() or is killed, FILE stays as it was. Kernels that the program defines itself, or
@@ -201,6 +210,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     precompile.add_argument(
         "--cpu", action="append", metavar="LEVEL", help="with --into: x86-64-v2, x86-64-v3, ..., aarch64 (default: all of these)"
+    )
+    precompile.add_argument(
+        "--self", action="store_true", dest="own", help="make the native code of fastexchange beside it, as wheels carry it"
     )
     precompile.add_argument("--strict", action="store_true", help="with --into: exit code 1 if the code of a kernel is left out")
 

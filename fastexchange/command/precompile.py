@@ -1,12 +1,17 @@
 """``precompile [MODULE[:OBJECT] …]``: compile kernels before they are called, for images and continuous integration.
 
-Without a module: the native code of this package.
+Without a module: the native code of this package. ``--into``: see ``ship``.
 """
 
 import argparse
+import os
+import subprocess
+import sys
 import warnings
 
+from ..ground.shipped import own_path
 from ..interpreter import DISABLED
+from ..measuring.tables import progress, stage
 from . import CommandError
 from .probe import one_line
 from .targets import work_of
@@ -47,6 +52,28 @@ def _own_code() -> int:
     why_not = code_cache.why_not_kept if code_cache.misses else ""
     print(f"native code of fastexchange: {found}: {f'not kept: {why_not}' if why_not else f'kept in {code_cache.directory}'}")
     return 1 if why_not else 0
+
+
+def _make_own_code() -> int:
+    """Make what wheels carry, beside the package: for every user and process of this installation, whatever its caches."""
+    path = own_path()
+    folder = path.parent if path.parent.exists() else path.parent.parent
+    if not os.access(folder, os.W_OK):
+        raise CommandError(f"{folder} cannot be written; without --self the code goes into this user's disk cache")
+    stage(f"compiling all native code into {path}")
+    command = [sys.executable, "-m", f"{__package__.partition('.')[0]}._native_build"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as made:
+        assert made.stdout is not None and made.stderr is not None
+        lines = []
+        for line in made.stdout:
+            lines.append(line.strip())
+            progress(lines[-1])
+        error = made.stderr.read().strip()
+    progress("")
+    if made.returncode:
+        raise CommandError(error.rpartition("\n")[2] or f"the process that made it has ended with exit code {made.returncode}")
+    print("\n".join(line for line in lines if line.startswith(f"{path}:")))
+    return 0
 
 
 def _compiled(kernel, call) -> tuple[str, bool]:
