@@ -30,6 +30,12 @@ def run(options: argparse.Namespace) -> int:
         from .ship import run_into
 
         return run_into(options)
+    if options.own:
+        if options.targets:
+            raise CommandError("--self takes no TARGET: it makes the native code of this package")
+        return _make_own_code()
+    if options.cpu or options.strict:
+        raise CommandError("--cpu and --strict are for --into PACKAGE")
     if not options.targets:
         return _own_code()
     work = [each for target in options.targets for each in work_of(target)]
