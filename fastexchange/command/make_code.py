@@ -160,27 +160,44 @@ class _Finder:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
-            loader = _Named(spec.loader.name, spec.loader.path)
-            depth = name.count(".") + (spec.submodule_search_locations is not None)
-            loader.fastexchange_root = str(Path(spec.loader.path).parents[depth])
-            spec.loader = loader
+            root = Path(spec.loader.path).parents[name.count(".") + (spec.submodule_search_locations is not None)]
+            if name == self._package:
+                os.chdir(root)  # Numba looks for a function's file
+            spec.loader = _Named(spec.loader.name, spec.loader.path)
+            spec.loader.fastexchange_root = str(root)
         return spec
 
 
-def run_make(levels: list[str], folder: str, package: str, targets: list[str]) -> int:
-    """Compile what the targets name, and write the code of the package's kernels and a report for each level."""
+def run_make(levels: list[str], folder: str, package: str, targets: list[str], native: str | None) -> int:
+    """Compile what the targets name, and write the code of the package's kernels and a report for each level.
+
+    `native`: the folder for native code of this package that is not shipped. Without targets: compiles that, and nothing else.
+    (What is compiled before in a process changes the names that Numba gives to what is compiled later.)
+    """
+    from .. import accelerate
     from ..calls import shipped_kernels
     from ..calls.kernel import FastKernel
+    from ..dispatch.runtime import runtime
     from ..ground.cfunction import code_cache
+    from ..ground.disk_cache import CacheFolder
+    from ..ground.numba_code import number_names
     from ..ground.package_code import CodeFile, name_of_file
+    from .native_code import native_code
     from .probe import one_line
     from .targets import work_of
 
+    if native is not None:
+        code_cache.folders = [CacheFolder(Path(native))]
+    if not targets:
+        for function in native_code():
+            function.address  # noqa: B018 - reading it loads or compiles the function
+        return 0 if runtime().is_native else 1
     each_level = [_Level(level) for level in levels]
     sys.meta_path.insert(0, _Finder(package))
+    accelerate(package)  # its functions of plain njit, too: processes that do so find their code
     shipped_kernels.make_cache, code_cache.make = _maker(package, each_level)
     failed: list[tuple[str, str, int, str]] = []
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), number_names(package):
         warnings.simplefilter("ignore")  # the processes of all levels would say the same
         for name, kernel, call in [each for target in targets for each in work_of(target)]:
             if not isinstance(kernel, FastKernel):
@@ -202,7 +219,7 @@ def run_make(levels: list[str], folder: str, package: str, targets: list[str]) -
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     try:
-        sys.exit(run_make(asked["levels"], asked["folder"], asked["package"], asked["targets"]))
+        sys.exit(run_make(**asked))
     except CommandError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

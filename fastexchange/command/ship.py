@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -97,26 +98,29 @@ def make_code(package: str, targets: list[str], levels: list[str], folder: Path,
 
     Returns a line for each signature. Raises CommandError if nothing can be made.
     """
+    from ..ground.cfunction import code_cache
+    from ..ground.shipped import shipped_code
+
+    own_targets = [os.path.abspath(each) if each.partition(":")[0].endswith((".py", ".json")) else each for each in targets]
+    folder = folder.resolve()
     with tempfile.TemporaryDirectory() as cache:
 
-        def make(index: int, group: list[str]) -> subprocess.CompletedProcess:
-            asked = {"levels": group, "folder": str(folder), "package": package, "targets": targets}
+        def make(index: int, group: list[str], targets: list[str]) -> subprocess.CompletedProcess:
+            asked: dict[str, object] = {"levels": group, "folder": str(folder), "package": package, "targets": targets}
+            asked["native"] = code_cache.directory
             environment = settings_for(group, f"{cache}/{index}")
             environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(each or ".") for each in path)
-            Path(cache, str(index)).mkdir()
+            Path(cache, str(index)).mkdir(exist_ok=True)
             command = [sys.executable, "-m", f"{__package__}.make_code", json.dumps(asked)]
             return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
         groups = levels_by_process(levels)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            all_done = list(pool.map(make, range(len(groups)), groups))
-    for group, done in zip(groups, all_done, strict=True):
-        if done.returncode:
-            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            if done.returncode == 2:
-                raise CommandError(said[-1])
-            why = said[-1] if done.returncode > 0 else f"signal {-done.returncode}; does importing it run kernels?"
-            raise CommandError(f"the process that made code for {', '.join(group)} has ended: {why}")
+            if shipped_code().why_not:
+                done = list(pool.map(make, range(len(groups)), groups, itertools.repeat([])))
+                _check(groups, done, "native code", "run `python -m fastexchange precompile --self` before")
+            done = list(pool.map(make, range(len(groups)), groups, itertools.repeat(own_targets)))
+            _check(groups, done, "code", "does importing it run kernels?")
     lines: dict[tuple[str, str], Made] = {}
     for level in levels:
         for name, signature, size, why in json.loads(Path(folder, f"{level}.json").read_text()):
@@ -128,6 +132,17 @@ def make_code(package: str, targets: list[str], levels: list[str], folder: Path,
     if not any(line.sizes for line in lines.values()) and not any(line.why_not for line in lines.values()):
         raise CommandError(f"{', '.join(targets)}: no kernel of {package} was compiled")
     return list(lines.values())
+
+
+def _check(groups: list[list[str]], all_done: list[subprocess.CompletedProcess], what: str, advice: str) -> None:
+    """Raise CommandError for a process that failed. `advice`: for one that this processor has ended."""
+    for group, done in zip(groups, all_done, strict=True):
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        if done.returncode == 2:
+            raise CommandError(said[-1])
+        if done.returncode:
+            why = said[-1] if done.returncode > 0 else f"signal {-done.returncode}; {advice}"
+            raise CommandError(f"the process that made {what} for {', '.join(group)} has ended: {why}")
 
 
 def replace_code(made_in: Path, folder: Path) -> list[Path]:

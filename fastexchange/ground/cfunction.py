@@ -279,7 +279,7 @@ class CodeCache:
     def _build(self, key: tuple, full_key: str, build):
         """Compile. Returns what :meth:`_load` returns, and whether it was kept on disk, which is not tried without `full_key`."""
         is_kept = False
-        with _jit_enabled(), _announced if key[0] == "function" else contextlib.nullcontext():
+        with _jit_enabled(), numba_code.number_names(None), _announced if key[0] == "function" else contextlib.nullcontext():
             library, symbols, extra = build()
         self.misses += 1
         say("native code %s: compiled", _name_of(key))

@@ -38,22 +38,24 @@ _PassManager: Any = imported("numba.core.compiler_machinery", "PassManager")
 
 # ---- under construction ----------------------------------------------------------------------------------------------
 
-_namings: list[Iterator[str]] = []
+_namings: list[Iterator[str] | None] = []
 
 
 def unique() -> str:
     """Return a part of a symbol's name that no other process uses."""
-    return next(_namings[-1]) if _namings else uuid.uuid4().hex
+    names = _namings[-1] if _namings else None
+    return uuid.uuid4().hex if names is None else next(names)
 
 
 @contextlib.contextmanager
-def number_names(of: str) -> Iterator[None]:
+def number_names(of: str | None) -> Iterator[None]:
     """Context manager: let :func:`unique` count, in a process that only writes code: the same sources give the same bytes.
 
-    `of`: a part of all these names, by which what is being made is known from anything else that a process may load.
+    `of`: a part of all these names, by which what is being made is known from anything else that a process may load. None: in
+    such a process, make names of its own.
     """
     depth = len(_namings)
-    _namings.append(f"{of}n{number}" for number in itertools.count())
+    _namings.append(None if of is None else (f"{of}n{number}" for number in itertools.count()))
     try:
         yield
     finally:
@@ -310,6 +312,7 @@ def reduced(compiled) -> tuple:
     if _namings:
         name, kind, (code, linked) = result[_LIBRARY]
         result[_LIBRARY] = name, kind, (code, _bitcode(_llvm.parse_bitcode(linked)))
+        result[_ANNOTATION] = re.sub(r" at 0x[0-9a-f]+", "", result[_ANNOTATION])  # the text of inspect_types()
     # Numba would import the module of each function that is linked in: for a sum of an array half of Numba, and SciPy.
     text = str(module)
     used = tuple(each for each in environments if text.count(each.env_name) != 1)  # once: the definition of its variable
@@ -351,7 +354,7 @@ def _are_known(names: tuple[str, ...]) -> bool:
     return _known_names.issuperset(names)
 
 
-_LIBRARY, _FUNCTION, _SIGNATURE, _RELOAD = 0, 1, 3, 7
+_LIBRARY, _FUNCTION, _SIGNATURE, _ANNOTATION, _RELOAD = 0, 1, 3, 6, 7
 """Positions in what a compile result is reduced to."""
 
 
@@ -528,8 +531,9 @@ _SETTINGS = (
 @global_compiler_lock
 def _check_units() -> None:
     parameters = compiler.CompileResult._rebuild.__code__.co_varnames
-    found = [parameters[2 + each] for each in (_LIBRARY, _FUNCTION, _SIGNATURE, _RELOAD, _RELOAD + 1)]
-    expect("what a compile result is made of", found, ["libdata", "fndesc", "signature", "reload_init", "referenced_envs"])
+    found = [parameters[2 + each] for each in (_LIBRARY, _FUNCTION, _SIGNATURE, _ANNOTATION, _RELOAD, _RELOAD + 1)]
+    expected = ["libdata", "fndesc", "signature", "typeann", "reload_init", "referenced_envs"]
+    expect("what a compile result is made of", found, expected)
     expect("the number of the compiler's locks", len(compiler_locks()), 2)
     library, module = new_library(target_context(), "fastexchange.check")
     for thing, names in (

@@ -1,0 +1,273 @@
+"""Machine code that packages ship for their kernels: what is in the files, who finds it, and that nobody else does."""
+
+import itertools
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from interpreter import environment_of, run_python
+from shell import run
+
+from fastexchange.command.make_code import LEVELS_HERE
+from fastexchange.ground import numba_code, package_code
+from fastexchange.ground.disk_cache import NotBelieved, framed
+from fastexchange.ground.package_code import CodeFile, fitting_levels, name_of_file
+
+pytestmark = pytest.mark.skipif("x86-64" not in LEVELS_HERE, reason="made on x86-64")
+KERNELS = """
+import ctypes
+import numba
+import numpy as np
+from fastexchange import fast_args
+
+FACTOR = 2.0
+IDENTITY = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(lambda value: value)
+
+@fast_args
+def scaled(x, k):
+    if k < 0:
+        raise ValueError("k is negative")
+    return FACTOR * k * x, x.sum()
+@fast_args(out="x[n] -> y[n]")
+def rooted(x, y):
+    for i in range(x.shape[0]):
+        y[i] = np.sqrt(x[i])
+@fast_args(parallel=True, cache=True)
+def norm(x):
+    return np.sqrt((x * x).sum())
+@numba.njit
+def doubled(x):
+    return twice(x)
+@numba.njit
+def twice(x):
+    return x + x
+@fast_args
+def addressed(x):
+    return IDENTITY(x)
+
+__precompile__ = [
+    (scaled, "(float64[::1], float64)"), (rooted, (np.ones(2),), (np.ones(2, "f4"),)), (norm, "(float64[::1],)"),
+    (doubled, "(int64,)"), (addressed, "(float64,)"),
+]
+"""
+CALLS = """
+import sys
+import numpy as np
+from numba.core import event
+
+class Compiled(event.Listener):
+    names = []
+    def on_start(self, event):
+        self.names.append(event.data["dispatcher"].py_func.__name__)
+    def on_end(self, event):
+        pass
+event.register("numba:compile", Compiled())
+import carrier.kernels as k
+if "change" in sys.argv:
+    k.FACTOR = 3.0
+print(k.scaled(np.arange(3.0), 2.0), k.rooted(np.full(2, 9.0)), k.norm(np.full(4, 2.0)), k.doubled(4))
+try:
+    k.scaled(np.ones(1), -1.0)
+except ValueError as error:
+    print(error)
+print(Compiled.names)
+"""
+RESULTS = "(array([0., 4., 8.]), 3.0) [3. 3.] 4.0 8\nk is negative\n"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """A folder with the package, with code for all processors of this platform and of another."""
+    root = tmp_path_factory.mktemp("built")
+    (root / "carrier").mkdir()
+    (root / "carrier" / "__init__.py").write_text("import fastexchange\nfastexchange.accelerate('carrier')\n")
+    (root / "carrier" / "kernels.py").write_text(KERNELS)
+    done = make(root)
+    assert done.returncode == 0, done.stderr
+    (root / "said").write_text(done.stdout)
+    return root
+
+
+def make(root: Path, *options: str):
+    levels = () if "--cpu" in options else ("--cpu", "x86-64,aarch64")
+    return run("precompile", "carrier.kernels", "--into", "carrier", *levels, *options, path=root)
+
+
+@pytest.fixture
+def copied(built, tmp_path) -> Path:
+    """The same in a folder of its own."""
+    return Path(shutil.copytree(built, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def called(root: Path, *arguments: str, **environment: str) -> tuple[str, list[str]]:
+    """What a new process prints, and the names of the functions that it compiles."""
+    environment = {"NUMBA_CPU_NAME": "generic", **environment}
+    environment["PYTHONPATH"] = f"{root}:{environment_of()['PYTHONPATH']}"
+    *lines, names = run_python(CALLS, *arguments, **environment).stdout.splitlines()
+    return "\n".join(lines) + "\n", [name for name in eval(names) if name in ("scaled", "rooted", "norm", "doubled", "twice")]
+
+
+def test_what_is_made(built):
+    said = (built / "said").read_text()
+    floats = "array(float32, 1d, C)"
+    for name in ("scaled(array(float64, 1d, C), float64)", f"rooted({floats}, {floats})", "doubled(int64)"):
+        assert f"carrier.kernels:{name}: x86-64 " in said, said
+    assert "addressed(float64): not shipped: it has addresses of this process" in said
+    assert "the code of 6 signatures; 1 left out" in said  # doubled calls twice, whose code is shipped, too
+    assert {path.name for path in (built / "carrier" / "_kernels").iterdir()} == {
+        name_of_file("x86-64"), name_of_file("aarch64", numba_code.native_code_depends_on()[0].replace("x86_64", "aarch64")),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_another_process_elsewhere_compiles_nothing(copied):
+    assert called(copied) == (RESULTS, [])
+    for path in (copied / "carrier").rglob("*"):
+        path.chmod(0o555)
+    assert called(copied, PYTHONDONTWRITEBYTECODE="1") == (RESULTS, [])
+    assert called(copied, "change") == (RESULTS.replace("0., 4., 8.", " 0.,  6., 12."), ["scaled"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["zip", "bytecode"])
+def test_a_zip_file_and_bytecode_alone(copied, how):
+    if how == "bytecode":
+        run_python(f"import compileall; compileall.compile_dir({str(copied)!r}, legacy=True, quiet=1)")
+        for path in copied.rglob("*.py"):
+            path.unlink()
+        assert called(copied) == (RESULTS, [])
+        return
+    with zipfile.ZipFile(copied / "all.zip", "w") as file:
+        for path in (copied / "carrier").rglob("*"):
+            file.write(path, path.relative_to(copied))
+    assert called(copied / "all.zip") == (RESULTS, [])
+
+
+@pytest.mark.slow
+def test_the_same_sources_give_the_same_bytes(copied, built):
+    before = {path.name: path.read_bytes() for path in (built / "carrier" / "_kernels").iterdir()}
+    assert make(copied).returncode == 0
+    assert {path.name: path.read_bytes() for path in (copied / "carrier" / "_kernels").iterdir()} == before
+
+
+@pytest.mark.slow
+def test_code_that_does_not_fit_costs_a_compilation(copied):
+    file = copied / "carrier" / "_kernels" / name_of_file("x86-64")
+    data = file.read_bytes()
+    for damaged in (data[:-1], b"", data[: len(data) // 2] + b"!" + data[len(data) // 2 + 1 :]):
+        file.write_bytes(damaged)
+        output, compiled = called(copied)
+        assert output == RESULTS and set(compiled) >= {"scaled", "rooted", "doubled"}
+    found = run("doctor", path=copied, NUMBA_CPU_NAME="generic")
+    assert "carrier" in found.stdout and "checksum is wrong" in found.stdout, found.stdout
+    file.write_bytes(data)
+    assert called(copied, NUMBA_BOUNDSCHECK="1")[1] != []  # made with another setting
+
+
+def entry(made_for, half=""):
+    return framed(repr((*made_for, half)), {"a": b"b"})
+
+
+def test_files_of_other_installations_are_refused():
+    path, level = Path("x.code"), "x86-64-v3"
+    own = package_code.made_for(level)
+    assert CodeFile.unpacked(path, level, entry(own)).entries == {"a": b"b"}
+    for i, what in enumerate(package_code._WHAT):
+        with pytest.raises(NotBelieved, match=f"{what} is "):
+            CodeFile.unpacked(path, level, entry((*own[:i], "another", *own[i + 1 :])))
+    for unfit in (framed("", {}), framed("()", {}), framed(repr((*own[1:], "")), {})):
+        with pytest.raises(NotBelieved, match="format of another version"):
+            CodeFile.unpacked(path, level, unfit)
+    with pytest.raises(NotBelieved, match="half precision"):
+        CodeFile.unpacked(path, level, entry(own, "another digest"))
+    with pytest.raises(NotBelieved, match="no entries"):
+        CodeFile.unpacked(path, level, framed(repr((*own, "")), []))
+
+
+def test_an_entry_under_the_name_of_another_is_not_found():
+    entries = package_code.EntriesInMemory()
+    entries.save("", "one", 1), entries.save("", "other", 2)
+    names = list(entries.entries)
+    entries.entries = dict(zip(names, [entries.entries[name] for name in reversed(names)], strict=True))
+    assert entries.load("", "one") is None and not entries.has("", "other")
+
+
+ALL = ",".join(f"+{name}" for name in package_code.LEVELS["x86-64-v4"])
+
+
+@pytest.mark.parametrize(
+    "triple, features, expected",
+    [
+        ("x86_64-unknown-linux-gnu", ALL, ["x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"]),
+        ("x86_64-unknown-linux-gnu", ALL.replace("+avx512vl", "-avx512vl"), ["x86-64-v3", "x86-64-v2", "x86-64"]),
+        ("x86_64-unknown-linux-gnu", ALL.replace("+movbe", "-movbe"), ["x86-64-v2", "x86-64"]),
+        ("x86_64-unknown-linux-gnu", "", ["x86-64"]),
+        ("aarch64-unknown-linux-gnu", "+neon", ["aarch64"]),
+        ("arm64-apple-darwin", "+neon", ["aarch64"]),
+        ("powerpc64le-unknown-linux-gnu", "", []),
+    ],
+)
+def test_levels_are_told_by_features(monkeypatch, triple, features, expected):
+    monkeypatch.setattr(package_code, "processor", lambda: (triple, "whatever", features))
+    assert fitting_levels() == expected
+
+
+WRONG = {
+    "no level": (("--cpu", "x86-64-v9"), "--cpu x86-64-v9: code can be made here for x86-64, "),
+    "no package": (("--into", "no_such_package"), "--into no_such_package: there is no package of this name"),
+    "a module": (("--into", "carrier.kernels"), "it is a module, not a package"),
+    "no kernels": ((), "carrier has no __precompile__"),
+    "without --into": ((), "--cpu and --strict are for --into PACKAGE"),
+    "--self with a target": (("--self",), "--self takes no TARGET"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_options(built, what):
+    options, said = WRONG[what]
+    into = () if what in ("without --into", "--self with a target") else ("--into", "carrier")
+    options = itertools.chain(options, () if "self" in what else ("--strict",))
+    target = "carrier" if what == "no kernels" else "carrier.kernels"
+    before = sorted((built / "carrier" / "_kernels").iterdir())
+    done = run("precompile", target, *into, *options, path=built)
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert sorted((built / "carrier" / "_kernels").iterdir()) == before
+
+
+@pytest.mark.slow
+def test_strict_and_failed_processes_leave_what_was_there(copied):
+    assert make(copied, "--strict", "--cpu", "x86-64").returncode == 1
+    assert not list((copied / "carrier" / "_kernels").glob("*aarch64*.tmp"))
+    (copied / "carrier" / "kernels.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
+    done = make(copied)
+    assert done.returncode == 2 and "ended: signal 4; does importing it run kernels?" in done.stderr
+    (copied / "carrier" / "kernels.py").write_text("import no_such_module\n")
+    done = make(copied)
+    assert done.returncode == 2 and "no_such_module" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_pickle_of_a_shipped_kernel_needs_no_code(copied):
+    code = """
+        import pickle, sys
+        import numpy as np, carrier.kernels as k
+        k.scaled(np.ones(2), 1.0)
+        print(k.scaled._pickled())
+        again = pickle.loads(pickle.dumps(k.scaled))
+        print(again(np.ones(2), 1.0)[1], again is k.scaled)
+        print(k.scaled.explain(np.ones(2), 1.0))
+    """
+    said = run_python(code, PYTHONPATH=f"{copied}:{environment_of()['PYTHONPATH']}", NUMBA_CPU_NAME="generic").stdout
+    assert "it comes with carrier, here and there" in said and "2.0 True" in said
+    assert "note: machine code that comes with carrier: for x86-64, in " in said
+
+
+def test_values_of_a_file_are_of_pickles_that_numba_makes(built):
+    data = (built / "carrier" / "_kernels" / name_of_file("x86-64")).read_bytes()
+    file = CodeFile.unpacked(Path("x"), "x86-64", data)
+    assert all(b"0x7f" not in pickle.dumps(text) for text in file.keys().values())
+    assert str(built).encode() not in b"".join(map(bytes, (np.frombuffer(each, "u1") for each in file.entries.values())))
