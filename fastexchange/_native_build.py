@@ -36,6 +36,7 @@ def main() -> int:
 
 def build() -> None:
     """Compile everything, and write a file for each platform."""
+    from .dispatch import boxing
     from .ground import numba_code, numba_internals, shipped
     from .ground.sources import code_digest, digest_of, source_files
 
@@ -55,6 +56,8 @@ def build() -> None:
         print(f"{number} of {len(values)}, for {version}: {'.'.join(map(str, value.key))}", flush=True)
         files |= source_files(*value.modules)
         functions[value.library_key] = value.compile()[:2]
+    files |= source_files(boxing.__name__)
+    functions[boxing.RAISE] = boxing.build_raise_error()[:2]
     codes = {name: compile(file.read_bytes(), file.name, "exec", dont_inherit=True) for name, file in files.items()}
     sources = {name: (digest_of(name)[0], code_digest(codes[name])) for name in sorted(files)}
     proof = importlib.import_module(f"{__package__}.dispatch.self_test").calls_as_numba()

@@ -49,11 +49,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _own_code() -> int:
     """Load all native code of this package, or compile what the machine does not have."""
+    from ..dispatch.boxing import raise_error
     from ..ground.cfunction import code_cache
     from .native_code import native_code
 
     for each in native_code():
         each.address  # noqa: B018 - reading it loads or compiles the function
+    raise_error()
     found = f"shipped {code_cache.shipped}, loaded {code_cache.hits}, compiled {code_cache.misses}"
     why_not = code_cache.why_not_kept if code_cache.misses else ""
     print(f"native code of fastexchange: {found}: {f'not kept: {why_not}' if why_not else f'kept in {code_cache.directory}'}")

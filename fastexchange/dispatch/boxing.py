@@ -239,10 +239,15 @@ def _build_box(return_type):
 def raise_error() -> int:
     """Return the address of ``void (*)(code, excinfo)``, which sets the Python exception of a kernel's return code."""
     initialize_runtime()
-    return code_cache.get(("raise",), _build_raise_error, __name__)[0]
+    return code_cache.get(RAISE, build_raise_error, __name__)[0]
 
 
-def _build_raise_error():
+RAISE = ("raise",)
+"""The key of its code."""
+
+
+def build_raise_error():
+    """Compile :func:`raise_error`."""
     context = target_context_with_references()
     unit = CodeUnit(context, "raise", ir.FunctionType(ir.VoidType(), [_WORD, _VOID_POINTER]))
     code, excinfo = unit.function.args

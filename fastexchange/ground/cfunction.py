@@ -225,7 +225,7 @@ class CodeCache:
         return repr((key, source_stamp(*modules), depends_on))
 
     def _load_shipped(self, key: tuple):
-        state = shipped_code().functions.get(key[1:]) if key[0] == "function" else None
+        state = shipped_code().functions.get(key[1:] if key[0] == "function" else key)
         if state is None:
             return None
         try:
