@@ -219,7 +219,7 @@ WRONG = {
     "no level": (("--cpu", "x86-64-v9"), "--cpu x86-64-v9: code can be made here for x86-64, "),
     "no package": (("--into", "no_such_package"), "--into no_such_package: there is no package of this name"),
     "a module": (("--into", "carrier.kernels"), "it is a module, not a package"),
-    "no kernels": ((), "carrier has no __precompile__"),
+    "no kernels": (("--cpu", "x86-64"), "carrier has no __precompile__"),
     "without --into": ((), "--cpu and --strict are for --into PACKAGE"),
     "--self with a target": (("--self",), "--self takes no TARGET"),
 }
