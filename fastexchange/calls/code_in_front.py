@@ -1,12 +1,11 @@
 """A cache of Numba's in front of another: for code that comes with a pickle, or with a package."""
 
-import contextlib
 from types import FunctionType
 from typing import Any
 
 from numba.core import sigutils
 
-from ..ground.numba_code import LostCode, rebuilt
+from ..ground.numba_code import rebuilt
 from ..ground.numba_internals import failures, use_cache
 from .dependencies import note_loaded
 from .kernel_cache import Entries
@@ -42,11 +41,10 @@ class CodeInFront:
         given, result = sigutils.normalize_signature(sig)
         stored = self._keys.load(self._key(tuple(given), target_context.codegen())) if self._keys is not None else None
         if stored is not None and result in (None, stored[0].return_type):
-            with contextlib.suppress(LostCode):
-                made = rebuilt(target_context, stored[1])
-                self._loaded(tuple(given), made)
-                note_loaded(self._py_func)
-                return made
+            made = rebuilt(target_context, stored[1])
+            self._loaded(tuple(given), made)
+            note_loaded(self._py_func)
+            return made
         return self.behind.load_overload(sig, target_context)
 
     def has_code(self, signature: tuple, codegen) -> bool:

@@ -11,7 +11,6 @@ Three faults of Numba's own cache are mended:
 The directory, the content of an entry, and how code is made of it, are Numba's.
 """
 
-import contextlib
 import functools
 import types as python_types
 import warnings
@@ -23,7 +22,6 @@ from numba.core.errors import NumbaWarning
 
 from ..ground.disk_cache import FOLDER, CacheFolder, NotBelieved
 from ..ground.numba_code import (
-    LostCode,
     bind_globals,
     calls_itself_through_another,
     code_depends_on,
@@ -194,7 +192,7 @@ class KernelCache(FunctionCache):
 
     def load_overload(self, sig, target_context):
         found = None
-        with self._guard_against_spurious_io_errors(), contextlib.suppress(LostCode):
+        with self._guard_against_spurious_io_errors():
             found = self._load_overload(sig, target_context)  # Numba's load_overload would first load all of its compiler
         if found is not None:
             note_loaded(self._py_func)

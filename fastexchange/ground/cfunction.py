@@ -228,10 +228,7 @@ class CodeCache:
         state = shipped_code().functions.get(key[1:] if key[0] == "function" else key)
         if state is None:
             return None
-        try:
-            library, addresses = numba_code.restored(state)
-        except numba_code.LostCode:
-            return None
+        library, addresses = numba_code.restored(state)
         self.shipped += 1
         say("native code %s: shipped with the package", _name_of(key))
         return library, addresses, None
@@ -240,11 +237,10 @@ class CodeCache:
         for file in opened:
             stored = file.load("", file.text(key, source_stamp(*modules)))
             if stored is not None:
-                with contextlib.suppress(numba_code.LostCode):
-                    library, addresses = numba_code.restored(stored[0])
-                    self.shipped += 1
-                    say("native code %s: found in %s", _name_of(key), file.path)
-                    return library, addresses, stored[1]
+                library, addresses = numba_code.restored(stored[0])
+                self.shipped += 1
+                say("native code %s: found in %s", _name_of(key), file.path)
+                return library, addresses, stored[1]
         return None
 
     def _loaded_or_built(self, key: tuple, full_key: str, build):
@@ -267,10 +263,7 @@ class CodeCache:
             stored = folder.load(_name_of(key), full_key)
             if stored is not None:
                 state, extra = stored
-                try:
-                    library, addresses = numba_code.restored(state)
-                except numba_code.LostCode:
-                    continue
+                library, addresses = numba_code.restored(state)
                 self.hits += 1
                 say("native code %s: loaded from %s", _name_of(key), folder.path)
                 return library, addresses, extra

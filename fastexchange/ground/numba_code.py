@@ -318,24 +318,24 @@ def reduced(compiled) -> tuple:
     used = tuple(each for each in environments if text.count(each.env_name) != 1)  # once: the definition of its variable
     _called(compiled.library)
     known = {name: value for name in _KNOWN_OF_CODE if (value := getattr(compiled.library, name, None)) is not None}
-    return _not_defined_in(module), known, (*result, used)
+    return _names_in(module, is_declaration=True), _names_in(module, is_declaration=False), known, (*result, used)
 
 
 def rebuilt(context, state: tuple) -> Any:
-    """Make the compile result of :func:`reduced`, possibly in another process. Raises LostCode.
+    """Make the compile result of :func:`reduced`, possibly in another process.
 
     Numba's compiler is loaded only if it has a name that the code refers to (LLVM ends the process for an unknown one), or
     one of the signature's types.
     """
-    names, known, result = state
+    names, defined, known, result = state
     initialize_runtime()
     signature = result[_SIGNATURE]
     for load in result[_RELOAD] or ():  # Numba's threads, whose functions parallel loops name
         load()
     if not (_are_known(names) and all(map(has_representation, (*signature.args, signature.return_type)))):
         load_representations()
-    function = result[_FUNCTION]
-    loaded = _Loaded(context, _unserialized(result[_LIBRARY], function.llvm_cpython_wrapper_name))
+    name, _, (code, linked) = result[_LIBRARY]
+    loaded = _Loaded(context, _loaded(name, code, defined, linked))
     made = compiler.CompileResult._rebuild(loaded, *result)._replace(target_context=context)
     vars(made.library).update(known)
     return made
@@ -354,35 +354,35 @@ def _are_known(names: tuple[str, ...]) -> bool:
     return _known_names.issuperset(names)
 
 
-_LIBRARY, _FUNCTION, _SIGNATURE, _ANNOTATION, _RELOAD = 0, 1, 3, 6, 7
+_LIBRARY, _SIGNATURE, _ANNOTATION, _RELOAD = 0, 3, 6, 7
 """Positions in what a compile result is reduced to."""
 
 
-def _not_defined_in(module) -> tuple[str, ...]:
-    """The names of the functions and variables that a module declares only. LLVM has intrinsic functions itself."""
-    declared = (each.name for each in (*module.functions, *module.global_variables) if each.is_declaration)
-    return tuple(name for name in declared if not name.startswith("llvm."))
+def _names_in(module, is_declaration: bool) -> tuple[str, ...]:
+    """The names of the functions and variables that a module declares only, or defines. LLVM has intrinsic functions itself."""
+    found = (each.name for each in (*module.functions, *module.global_variables) if each.is_declaration == is_declaration)
+    return tuple(name for name in found if not name.startswith("llvm."))
 
 
 def serialized(library, symbols: tuple[str, ...]) -> Any:
     """A library's machine code, of which only the functions `symbols` are used, as an object that can be pickled."""
-    return _object_of(symbols, library._get_compiled_object())
+    return symbols, library._get_compiled_object()
 
 
 def serialized_for(triple: str, library, symbols: tuple[str, ...]) -> Any:
     """:func:`serialized` for any processor of a platform, such as ``"aarch64-unknown-linux-gnu"``."""
-    return _object_of(symbols, _machine(triple).emit_object(_moved(triple, library)))
+    return symbols, _machine(triple).emit_object(_moved(triple, library))
 
 
 def reduced_for(triple: str, compiled) -> tuple:
     """:func:`reduced` for any processor of a platform, such as ``"aarch64-unknown-linux-gnu"``."""
-    names, known, (library, *rest) = reduced(compiled)
+    names, defined, known, (library, *rest) = reduced(compiled)
     linked = _moved(triple, compiled.library)
     for function in linked.functions:
         if not function.is_declaration and function.linkage == _Linkage.external:
             function.linkage = "linkonce_odr"  # as in what Numba links into others
     moved = library[0], library[1], (_machine(triple).emit_object(_moved(triple, compiled.library)), _bitcode(linked))
-    return names, known, (moved, *rest)
+    return names, defined, known, (moved, *rest)
 
 
 def _bitcode(module) -> bytes:
@@ -426,12 +426,6 @@ def _generalised(module) -> Any:
     return module
 
 
-def _object_of(symbols: tuple[str, ...], code: bytes) -> tuple:
-    """What :func:`restored` needs: the symbols, the code, and a module with the same symbols."""
-    named = _llvm.parse_assembly("\n".join(f'define void @"{symbol}"() {{ ret void }}' for symbol in symbols))
-    return " ".join(symbols), "object", (code, named.as_bitcode())
-
-
 @functools.cache
 def _machine(triple: str) -> Any:
     """LLVM's code generator for all processors of a platform, with the options by which Numba makes its own for this one."""
@@ -443,20 +437,39 @@ def _machine(triple: str) -> Any:
 
 
 def restored(state) -> tuple[Any, tuple[int, ...]]:
-    """Make the library of :func:`serialized`, possibly in another process. Returns it, and its functions' addresses.
+    """Make the library of :func:`serialized`, possibly in another process. Returns it, and its functions' addresses."""
+    symbols, code = state
+    library = _loaded(symbols[0], code, symbols)
+    return library, tuple(map(library.get_pointer_to_function, symbols))
 
-    Raises LostCode.
+
+def _loaded(name: str, code: bytes, symbols: tuple[str, ...], linked: bytes = b"") -> Any:
+    """Load machine code that defines these symbols. `linked`: bitcode of the same, for libraries that link it.
+
+    Numba's ``unserialize_library`` reads the bitcode, too, and LLVM asks it for the code in a callback, whose exceptions are lost.
     """
-    first, *others = state[0].split()
-    library = _unserialized(state, first)
-    return library, tuple(map(library.get_pointer_to_function, (first, *others)))
-
-
-def _unserialized(state, function: str) -> Any:
-    library = cpu_target.target_context.codegen().unserialize_library(state)
-    if not library.get_pointer_to_function(function):
-        raise LostCode(function)
+    codegen = cpu_target.target_context.codegen()
+    kind: Any = codegen._library_class
+    library = _loading(kind)(codegen, name)
+    library._linked, library._finalized = linked, True
+    engine = codegen._engine
+    engine._ee.add_object_file(_llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    engine._defined_symbols.update(symbols)
     return library
+
+
+@functools.cache
+def _loading(kind: Any) -> Any:
+    class Loading(kind):
+        _disable_inspection = True
+
+        def _get_module_for_linking(self):
+            if self._shared_module is None:
+                self._shared_module = _llvm.parse_bitcode(self._linked)
+            return self._shared_module
+
+    return Loading
 
 
 class _Loaded:
@@ -473,14 +486,6 @@ class _Loaded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
-
-
-class LostCode(RuntimeError):
-    """LLVM has not taken machine code that was to be loaded, and there is no function at its name's address, 0.
-
-    llvmlite hands it over in a callback, whose exceptions ctypes prints and ignores: of Ctrl-C, or with no stack left. The next
-    try may succeed.
-    """
 
 
 def native_code_depends_on() -> tuple:
@@ -531,8 +536,8 @@ _SETTINGS = (
 @global_compiler_lock
 def _check_units() -> None:
     parameters = compiler.CompileResult._rebuild.__code__.co_varnames
-    found = [parameters[2 + each] for each in (_LIBRARY, _FUNCTION, _SIGNATURE, _ANNOTATION, _RELOAD, _RELOAD + 1)]
-    expected = ["libdata", "fndesc", "signature", "typeann", "reload_init", "referenced_envs"]
+    found = [parameters[2 + each] for each in (_LIBRARY, _SIGNATURE, _ANNOTATION, _RELOAD, _RELOAD + 1)]
+    expected = ["libdata", "signature", "typeann", "reload_init", "referenced_envs"]
     expect("what a compile result is made of", found, expected)
     expect("the number of the compiler's locks", len(compiler_locks()), 2)
     library, module = new_library(target_context(), "fastexchange.check")
@@ -540,9 +545,10 @@ def _check_units() -> None:
         (compiler.CompileResult, "_reduce _rebuild signature reload_init"),
         (library, "add_ir_module finalize _optimize_final_module get_pointer_to_function _final_module"),
         (library, "codegen _codegen _finalized _linking_libraries"),
-        (library, "serialize_using_object_code _get_module_for_linking"),
+        (library, "serialize_using_object_code _get_module_for_linking _shared_module _disable_inspection"),
         (library._final_module, "link_in functions"),
-        (target_context().codegen(), "unserialize_library magic_tuple set_env"),
+        (target_context().codegen(), "_library_class magic_tuple set_env"),
+        (target_context().codegen()._engine, "_ee _defined_symbols finalize_object"),
         (module, "globals"),
         (library._final_module, "global_variables"),
         (_Environment, "_memo consts"),

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterator
+from operator import is_
 from types import FunctionType
 from typing import Any
 
@@ -179,7 +180,17 @@ def _is_others(module: str | None, file: str | None) -> bool:
 
 def conversions() -> list[tuple[str, str, int]]:
     """The conversions between types that others have allowed, or changed."""
-    return sorted(_edges(_conversion_rules.default_casting_rules) - _numbas_edges())
+    global _last_conversions
+    graph = _conversion_rules.default_casting_rules._tg._forwards
+    seen = [conversion for others in list(graph.values()) for _, conversion in list(others.items())]
+    before, found = _last_conversions  # rules are added, or changed, never removed
+    if not (len(seen) == len(before) and all(map(is_, seen, before))):
+        found = sorted(_edges(_conversion_rules.default_casting_rules) - _numbas_edges())
+        _last_conversions = seen, found
+    return found
+
+
+_last_conversions: tuple[list, list] = ([], [])
 
 
 @functools.cache
