@@ -5,15 +5,16 @@ values, options and types, that was made with the same versions for the same pro
 compiles. Entries are unpickled when a call needs them, not before.
 """
 
+import zlib
+from collections.abc import Callable
 from operator import is_
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ..ground.disk_cache import digest
+from ..ground.disk_cache import NotBelieved, digest, framed, framed_key, unframed
 from ..ground.numba_code import code_depends_on, processor_of, reduced, why_not_kept
 from ..ground.numba_extensions import extensions
 from ..ground.numba_internals import global_compiler_lock, overloads_of
-from ..ground.package_code import EntriesInMemory
 from .code_in_front import CodeInFront
 from .dependencies import dependencies, has_current_code
 from .kernel_cache import Entries, made_by
@@ -61,6 +62,46 @@ def _signatures(count: int) -> str:
     return f"{count} signature{'s' * (count != 1)}"
 
 
+class _InMemory:
+    """Entries in place of a ``disk_cache.CacheFolder``: compressed, by the digests of their keys."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, bytes] = {}
+        self._read_keys: dict[str, tuple[bytes, str]] = {}  # by name: the entry, and its key
+
+    def load(self, name: str, key: str) -> Any:
+        """Return the value of the entry with this key; None without a valid entry."""
+        return self._read(self.entries.get(digest(key)), lambda data: unframed(data, key))
+
+    def has(self, name: str, key: str) -> bool:
+        """Whether :meth:`load` would find an entry."""
+        return self._read(self.entries.get(digest(key)), framed_key) == key
+
+    def save(self, name: str, key: str, value: Any) -> bool:
+        """Keep an entry. Raises what pickling raises."""
+        self.entries[digest(key)] = zlib.compress(framed(key, value))
+        return True
+
+    def keys(self) -> dict[str, str]:
+        """The key of each entry, by its name; "" for what is no entry."""
+        known, none = self._read_keys, (None, "")
+        self._read_keys = {
+            name: read if (read := known.get(name, none))[0] is data else (data, self._read(data, framed_key) or "")
+            for name, data in list(self.entries.items())
+        }
+        return {name: key for name, (_, key) in self._read_keys.items()}
+
+    @staticmethod
+    def _read(data: Any, read: Callable[[bytes], Any]) -> Any:
+        try:
+            return read(zlib.decompress(data))
+        except (NotBelieved, zlib.error, TypeError):  # TypeError: not bytes, or None
+            return None
+
+    def claim(self, name: str, key: str) -> None:
+        """Return None: nobody else makes these entries."""
+
+
 class CarriedCode(CodeInFront):
     """The machine code that was received with the pickle of a kernel, and is sent on with its next pickle.
 
@@ -71,7 +112,7 @@ class CarriedCode(CodeInFront):
         code = py_func.__code__
         place = code.co_firstlineno, code.co_linetable  # exceptions have the lines of the source
         depends_on = lambda: (made_by(), code_depends_on(), place, dependencies(py_func, options))  # noqa: E731
-        self._entries = EntriesInMemory()
+        self._entries = _InMemory()
         self._keys: Entries = Entries(self._entries, "", py_func, depends_on, warns=False)
         super().__init__(py_func, self._keys)
         self._packed: dict[tuple, Any] = {}  # by argument types: the compile result, whose code is carried or cannot be

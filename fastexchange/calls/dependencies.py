@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import dis
 import enum
+import functools
 import hashlib
 import itertools
 import os
@@ -180,7 +181,7 @@ class _Describer:
             return "compiled", function.__qualname__, _numbers.setdefault(dispatcher, next(_count))
         compiled_with = _compiled[self._is_loose].get(function)
         is_fresh = compiled_with is None and not _has_compiled(dispatcher)
-        if not is_fresh and (not compiled_with or compiled_with != _locally(function, self._is_loose)):
+        if not is_fresh and (not compiled_with or compiled_with != _locally(function)[0][self._is_loose]):
             raise Changed(f"{name} has been compiled already, and what it names may have had other values then")
         pipeline = pipeline_of(dispatcher)
         if not issubclass(compiler.Compiler, pipeline):
@@ -401,7 +402,7 @@ def has_current_code(function: python_types.FunctionType) -> bool:
     What the functions that it calls name does not count; :func:`dependencies` looks at that.
     """
     compiled_with = _compiled[False].get(function)
-    return bool(compiled_with) and compiled_with == _locally(function, is_loose=False)
+    return bool(compiled_with) and compiled_with == _locally(function)[0][False]
 
 
 def _note_all(function: python_types.FunctionType, is_first: bool) -> None:
@@ -411,18 +412,21 @@ def _note_all(function: python_types.FunctionType, is_first: bool) -> None:
         each, is_first = waiting.pop()
         is_known = each in _compiled[False]
         if each is function or not is_known:
-            _note(each, is_first)
+            dispatchers = _note(each, is_first)
         if not is_known:
-            waiting += [(dispatcher.py_func, not _has_compiled(dispatcher)) for dispatcher in _dispatchers_named_by(each)]
+            waiting += [(dispatcher.py_func, not _has_compiled(dispatcher)) for dispatcher in dispatchers]
 
 
-def _note(function: python_types.FunctionType, is_first: bool) -> None:
+def _note(function: python_types.FunctionType, is_first: bool) -> list[Any]:
+    """Note the values for one function. Returns the dispatchers that its names lead to."""
     code = function.__code__
-    for is_loose, compiled in enumerate(_compiled):
-        found = _locally(function, bool(is_loose))
+    digests, dispatchers = _locally(function)
+    for found, compiled in zip(digests, _compiled, strict=True):
         compiled[function] = found if compiled.get(function, found if is_first else "") == found else ""
-    described = _digest_of_globals(code, function.__globals__)
-    _globals_of[code] = described if _globals_of.get(code, described) == described else ""
+    if "<locals>" in function.__qualname__:  # only these are parts of another function
+        described = _digest_of_globals(code, function.__globals__)
+        _globals_of[code] = described if _globals_of.get(code, described) == described else ""
+    return dispatchers
 
 
 def _digest_of_globals(code: python_types.CodeType, values: dict) -> str:
@@ -439,20 +443,22 @@ def _digest_of_globals(code: python_types.CodeType, values: dict) -> str:
         return ""
 
 
-def _dispatchers_named_by(function: python_types.FunctionType) -> list[Any]:
-    """The dispatchers that a function's names lead to; their machine code may be part of the function's."""
-    describer = _Describer(is_local=True, is_loose=True)
-    with contextlib.suppress(Exception):
-        describer.describe(function, "it")
-    return [value for _, value in describer._met.values() if isinstance(value, CPUDispatcher)]
+def _locally(function: python_types.FunctionType) -> tuple[tuple[str, str], list[Any]]:
+    """Digests of a function's names without the functions that Numba compiles separately, and the dispatchers among these.
 
-
-def _locally(function: python_types.FunctionType, is_loose: bool) -> str:
-    """A digest of a function's names without the functions that Numba compiles separately; "" if one cannot be described."""
-    try:
-        return _digest_of(lambda: _Describer(is_local=True, is_loose=is_loose).describe(function, "it"), function.__qualname__)
-    except NotDescribable:
-        return ""
+    The second digest is of loose descriptions. A digest is "" if a name cannot be described. The machine code of the dispatchers
+    may be a part of the function's.
+    """
+    digest = ""
+    for is_loose in (False, True):
+        describer = _Describer(is_local=True, is_loose=is_loose)
+        strict = digest
+        with contextlib.suppress(NotDescribable):
+            digest = _digest_of(functools.partial(describer.describe, function, "it"), function.__qualname__)
+        if digest and not is_loose:
+            strict = digest
+            break  # loosely it is described as strictly
+    return (strict, digest), [value for _, value in describer._met.values() if isinstance(value, CPUDispatcher)]
 
 
 def _has_compiled(dispatcher) -> bool:

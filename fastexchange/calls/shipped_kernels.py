@@ -9,8 +9,9 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from ..ground import package_code
 from ..ground.numba_internals import failures
-from ..ground.package_code import CodeFile, EntriesInMemory, code_file, package_with_code, why_not
+from ..ground.package_code import CodeFile, code_file, package_with_code, why_not
 from .code_in_front import CodeInFront, in_front
 from .dependencies import dependencies
 from .kernel_cache import Entries
@@ -18,7 +19,7 @@ from .kernel_cache import Entries
 __all__ = ["ShippedKernels", "keys_of", "shipped_kernels", "shipped_with"]
 
 
-def keys_of(py_func: FunctionType, options: dict, entries: EntriesInMemory, made_for: tuple) -> Entries:
+def keys_of(py_func: FunctionType, options: dict, entries: package_code.FileEntries, made_for: tuple) -> Entries:
     """The keys of a function's code, compiled with these options of ``numba.njit``, among the entries of a file."""
     code = py_func.__code__
     name = py_func.__module__, py_func.__qualname__, code.co_firstlineno, code.co_linetable

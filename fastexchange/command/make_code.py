@@ -47,12 +47,12 @@ class _Level:
     """The entries for one level, and how code is written for it."""
 
     def __init__(self, level: str) -> None:
-        from ..ground.package_code import EntriesInMemory, made_for
+        from ..ground.package_code import FileEntries, made_for
 
         here, there, triple = _CROSS.get(level, ("", "", ""))
         self.level, self.is_here = level, not (here and here in _ABI)
         self.abi, self._triple = (_ABI, "") if self.is_here else (_ABI.replace(here, there), triple)
-        self.made_for, self.entries = made_for(level, self.abi), EntriesInMemory()
+        self.made_for, self.entries = made_for(level, self.abi), FileEntries()
         self.report: list[tuple[str, str, int, str]] = []
 
     def serialized(self, library, symbols) -> Any:
@@ -103,7 +103,7 @@ def _maker(package: str, levels: "list[_Level]"):
                 if not why:
                     try:
                         each.entries.save("", text, (key, (data.signature, each.reduced(data))))
-                        size = len(each.entries.entries[digest(text)])
+                        size = len(each.entries.entries[digest(text)][1])
                     except Exception as error:  # pickling may raise any exception
                         why = f"it cannot be pickled: {type(error).__name__}: {error}"
                 shown = ", ".join(map(str, data.signature.args))

@@ -28,7 +28,7 @@ class Made(NamedTuple):
     """Of the kernel, ``"mypackage.kernels:saxpy"``."""
     signature: str
     sizes: dict[str, int]
-    """By level, the bytes of its code, compressed."""
+    """By level, the bytes of its code."""
     why_not: dict[str, str]
     """By level, why there is no code."""
 

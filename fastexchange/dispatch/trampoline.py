@@ -39,6 +39,13 @@ def _as_word_sized(llvm_type):
 
 def word_types_of(numba_types: tuple) -> list:
     """The LLVM types that are loaded from the words of values of these types. Raises UnsupportedEntry."""
+    if all(map(is_plain, numba_types)):
+        return _word_types_of_plain(numba_types)
+    return [_as_word_sized(llvm_type) for llvm_type in argument_leaves(target_context(), numba_types)]
+
+
+@functools.lru_cache(maxsize=256)  # of plain types: others would keep users' objects alive
+def _word_types_of_plain(numba_types: tuple) -> list:
     return [_as_word_sized(llvm_type) for llvm_type in argument_leaves(target_context(), numba_types)]
 
 

@@ -446,7 +446,7 @@ def restored(state) -> tuple[Any, tuple[int, ...]]:
 def _loaded(name: str, code: bytes, symbols: tuple[str, ...], linked: bytes = b"") -> Any:
     """Load machine code that defines these symbols. `linked`: bitcode of the same, for libraries that link it.
 
-    Numba's ``unserialize_library`` reads the bitcode, too, and LLVM asks it for the code in a callback, whose exceptions are lost.
+    Numba's ``unserialize_library`` reads the bitcode, too, and gives LLVM the code in a callback, whose exceptions are lost.
     """
     codegen = cpu_target.target_context.codegen()
     kind: Any = codegen._library_class

@@ -10,9 +10,8 @@ Source of the levels: System V Application Binary Interface, AMD64 Architecture 
 import ast
 import functools
 import os
+import pickle
 import sys
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,12 @@ import numpy as np
 from .disk_cache import NotBelieved, digest, framed, framed_key, unframed
 from .log import say
 from .numba_code import native_code_depends_on, processor, settings
+from .numba_internals import dumps
 from .passing import reraise_passing
 from .sources import source_stamp
 
 __all__ = [
-    "FOLDER", "LEVELS", "CodeFile", "EntriesInMemory", "best_of", "code_file", "fitting_levels", "installed", "made_for",
+    "FOLDER", "LEVELS", "CodeFile", "FileEntries", "best_of", "code_file", "fitting_levels", "installed", "made_for",
     "name_of_file", "opened", "package_with_code", "why_not",
 ]  # fmt: skip
 
@@ -67,50 +67,43 @@ def name_of_file(level: str, abi: str = "") -> str:
     return f"{abi or native_code_depends_on()[0]}.{level}.code"
 
 
-class EntriesInMemory:
-    """Entries in place of a ``disk_cache.CacheFolder``: compressed, by the digests of their keys."""
+class FileEntries:
+    """Entries in place of a ``disk_cache.CacheFolder``: by the digests of their keys, the key and the pickled value."""
 
-    def __init__(self, entries: dict[str, bytes] | None = None) -> None:
-        self.entries: dict[str, bytes] = entries or {}
-        self._read_keys: dict[str, tuple[bytes, str]] = {}  # by name: the entry, and its key
+    def __init__(self, entries: dict[str, tuple[str, bytes]] | None = None) -> None:
+        self.entries: dict[str, tuple[str, bytes]] = entries or {}
 
     def load(self, name: str, key: str) -> Any:
-        """Return the value of the entry with this key; None without a valid entry."""
-        return self._read(self.entries.get(digest(key)), lambda data: unframed(data, key))
+        """Return the value of the entry with this key; None without one, or if it cannot be made here."""
+        if not self.has(name, key):
+            return None
+        try:
+            return pickle.loads(self.entries[digest(key)][1])
+        except Exception as error:  # unpickling may raise anything, for example for a class that was removed
+            reraise_passing(error)
+            return None
 
     def has(self, name: str, key: str) -> bool:
-        """Whether :meth:`load` would find an entry."""
-        return self._read(self.entries.get(digest(key)), framed_key) == key
+        """Whether there is an entry with this key."""
+        return self.entries.get(digest(key), ("", b""))[0] == key
 
     def save(self, name: str, key: str, value: Any) -> bool:
         """Keep an entry. Raises what pickling raises."""
-        self.entries[digest(key)] = zlib.compress(framed(key, value))
+        self.entries[digest(key)] = key, dumps(value)
         return True
 
     def keys(self) -> dict[str, str]:
-        """The key of each entry, by its name; "" for what is no entry."""
-        known, none = self._read_keys, (None, "")
-        self._read_keys = {
-            name: read if (read := known.get(name, none))[0] is data else (data, self._read(data, framed_key) or "")
-            for name, data in list(self.entries.items())
-        }
-        return {name: key for name, (_, key) in self._read_keys.items()}
-
-    @staticmethod
-    def _read(data: Any, read: Callable[[bytes], Any]) -> Any:
-        try:
-            return read(zlib.decompress(data))
-        except (NotBelieved, zlib.error, TypeError):  # TypeError: not bytes, or None
-            return None
+        """The key of each entry, by its name."""
+        return {name: key for name, (key, _) in self.entries.items()}
 
     def claim(self, name: str, key: str) -> None:
         """Return None: nobody else makes these entries."""
 
 
-class CodeFile(EntriesInMemory):
+class CodeFile(FileEntries):
     """The content of a file."""
 
-    def __init__(self, path: Path, level: str, entries: dict[str, bytes]) -> None:
+    def __init__(self, path: Path, level: str, entries: dict[str, tuple[str, bytes]]) -> None:
         super().__init__(entries)
         self.path, self.level, self.made_for = path, level, made_for(level)
 
@@ -119,7 +112,7 @@ class CodeFile(EntriesInMemory):
         return repr((key, stamp, self.made_for))
 
     @staticmethod
-    def packed(entries: dict[str, bytes], level: str, abi: str) -> bytes:
+    def packed(entries: dict[str, tuple[str, bytes]], level: str, abi: str) -> bytes:
         """The bytes of a file, with code that was made in this process."""
         return framed(repr((*made_for(level, abi), _half())), dict(sorted(entries.items())))
 
