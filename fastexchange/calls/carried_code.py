@@ -114,7 +114,7 @@ class CarriedCode(CodeInFront):
         depends_on = lambda: (made_by(), code_depends_on(), place, dependencies(py_func, options))  # noqa: E731
         self._entries = _InMemory()
         self._keys: Entries = Entries(self._entries, "", py_func, depends_on, warns=False)
-        super().__init__(py_func, self._keys)
+        super().__init__(py_func, options, self._keys)
         self._packed: dict[tuple, Any] = {}  # by argument types: the compile result, whose code is carried or cannot be
         self._seen: list[Any] = []  # the compile results of the last pickle
         self._named: dict[str, tuple] = {}  # by the name of an entry that was made here: the argument types

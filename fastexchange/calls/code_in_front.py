@@ -16,13 +16,13 @@ __all__ = ["CodeInFront", "in_front", "last_behind", "put_behind", "put_in_front
 class CodeInFront:
     """What it does not find, `behind` may have, the cache that the kernel has otherwise; code is saved there.
 
-    `keys`: where it finds code. `py_func`: the kernel's function.
+    `keys`: where it finds code. `py_func`, `options`: the kernel's function, and with what ``numba.njit`` compiles it.
     """
 
     behind: Any = None
 
-    def __init__(self, py_func: FunctionType, keys: Entries | None = None) -> None:
-        self._py_func, self._keys = py_func, keys
+    def __init__(self, py_func: FunctionType, options: dict, keys: Entries | None = None) -> None:
+        self._py_func, self._options, self._keys = py_func, options, keys
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.behind, name)
@@ -43,7 +43,7 @@ class CodeInFront:
         if stored is not None and result in (None, stored[0].return_type):
             made = rebuilt(target_context, stored[1])
             self._loaded(tuple(given), made)
-            note_loaded(self._py_func)
+            note_loaded(self._py_func, self._keys.described, self._options)
             return made
         return self.behind.load_overload(sig, target_context)
 

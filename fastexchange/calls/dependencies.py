@@ -179,6 +179,7 @@ class _Describer:
         function = dispatcher.py_func
         if self._is_local:
             return "compiled", function.__qualname__, _numbers.setdefault(dispatcher, next(_count))
+        _settle(function)
         compiled_with = _compiled[self._is_loose].get(function)
         is_fresh = compiled_with is None and not _has_compiled(dispatcher)
         if not is_fresh and (not compiled_with or compiled_with != _locally(function)[0][self._is_loose]):
@@ -391,9 +392,26 @@ _numbers: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 _count = itertools.count()
 
 
-def note_loaded(function: python_types.FunctionType) -> None:
-    """Note that machine code of a function has been loaded which was compiled with the current values."""
-    _note_all(function, is_first=True)
+_loaded: "weakref.WeakKeyDictionary[Any, tuple[str, dict]]" = weakref.WeakKeyDictionary()
+"""By function whose machine code was loaded, what it depended on then, and its options. Looked at when somebody asks."""
+
+
+def note_loaded(function: python_types.FunctionType, described: str, options: dict) -> None:
+    """Note that machine code of a function has been loaded, compiled with the values that :func:`dependencies` described."""
+    _settle(function)
+    _loaded[function] = described, options
+
+
+def _settle(function: python_types.FunctionType) -> None:
+    """Note what loaded machine code of a function was compiled with: the current values, if nothing has changed since."""
+    if (noted := _loaded.pop(function, None)) is not None:
+        described, options = noted
+        with contextlib.suppress(NotDescribable):
+            if dependencies(function, options) == described:
+                _note_all(function, is_first=True)
+                return
+        for compiled in _compiled:
+            compiled[function] = ""
 
 
 def has_current_code(function: python_types.FunctionType) -> bool:
@@ -401,6 +419,7 @@ def has_current_code(function: python_types.FunctionType) -> bool:
 
     What the functions that it calls name does not count; :func:`dependencies` looks at that.
     """
+    _settle(function)
     compiled_with = _compiled[False].get(function)
     return bool(compiled_with) and compiled_with == _locally(function)[0][False]
 
@@ -410,6 +429,7 @@ def _note_all(function: python_types.FunctionType, is_first: bool) -> None:
     waiting = [(function, is_first)]
     while waiting:
         each, is_first = waiting.pop()
+        _settle(each)
         is_known = each in _compiled[False]
         if each is function or not is_known:
             dispatchers = _note(each, is_first)

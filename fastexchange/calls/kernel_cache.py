@@ -57,8 +57,12 @@ _told: set[Path] = set()
 class Entries:
     """Takes the place of ``numba.core.caching.IndexDataCacheFile``; there is no index.
 
-    `folder`: a ``CacheFolder``, or what stands for one.
+    `folder`: a ``CacheFolder``, or what stands for one. `depends_on`: returns what all code of the function depends on, last what
+    :func:`dependencies` says.
     """
+
+    described = ""
+    """What :func:`dependencies` has said last."""
 
     def __init__(
         self, folder: Any, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple], warns=True
@@ -75,7 +79,9 @@ class Entries:
             self._not_described[key] = "a type of its signature, or a class in one, is not found by its name in another process"
             return None
         try:
-            return repr((self._depends_on(), key, meaning))
+            depends_on = self._depends_on()
+            *_, self.described = depends_on
+            return repr((depends_on, key, meaning))
         except NotDescribable as error:
             self._not_described[key] = str(error)  # its cause has frames, and these a call's arguments
             return None
@@ -181,6 +187,7 @@ class KernelCache(FunctionCache):
 
     def __init__(self, py_func, options: dict, warns: bool):
         super().__init__(py_func)
+        self._options = options
         folder = CacheFolder(Path(self.cache_path) / FOLDER)
         if why := folder.why_not_trusted:
             raise RuntimeError(f"cannot cache function {py_func.__qualname__!r} in {folder.path}: {why}")
@@ -195,7 +202,7 @@ class KernelCache(FunctionCache):
         with self._guard_against_spurious_io_errors():
             found = self._load_overload(sig, target_context)  # Numba's load_overload would first load all of its compiler
         if found is not None:
-            note_loaded(self._py_func)
+            note_loaded(self._py_func, self._cache_file.described, self._options)
         return found
 
     def save_overload(self, sig, data):

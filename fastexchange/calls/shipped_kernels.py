@@ -30,8 +30,8 @@ class ShippedKernels(CodeInFront):
     """The code of one kernel. Its package's file is read when it first compiles."""
 
     def __init__(self, py_func: FunctionType, options: dict, package: str) -> None:
-        super().__init__(py_func)
-        self._options, self.package = options, package
+        super().__init__(py_func, options)
+        self.package = package
         self.loaded: dict[tuple, CodeFile] = {}
         """Where the code of a signature was found, by its argument types."""
         self._is_open = False

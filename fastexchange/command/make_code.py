@@ -80,8 +80,8 @@ def _maker(package: str, levels: "list[_Level]"):
 
     class Collecting(CodeInFront):
         def __init__(self, kernel) -> None:
-            super().__init__(kernel.py_func)
             options = kernel._compiled_with()
+            super().__init__(kernel.py_func, options)
             keys_of = shipped_kernels.keys_of
             self._each = [(each, keys_of(self._py_func, options, each.entries, each.made_for)) for each in levels]
             self._begun: dict[tuple, tuple] = {}

@@ -30,6 +30,7 @@ from .numba_internals import (  # isort: skip
     initialize_runtime, load_representations, module_of, runtime_library, target_context,
 )  # fmt: skip
 
+_CodeLibrary: Any = imported("numba.core.codegen", "CodeLibrary")
 _Environment: Any = imported("numba.core.environment", "Environment")
 _ObjModeLiftedWith: Any = imported("numba.core.dispatcher", "ObjModeLiftedWith", ())
 _Linkage: Any = imported("llvmlite.binding", "Linkage")
@@ -450,8 +451,7 @@ def _loaded(name: str, code: bytes, symbols: tuple[str, ...], linked: bytes = b"
     """
     codegen = cpu_target.target_context.codegen()
     kind: Any = codegen._library_class
-    library = _loading(kind)(codegen, name)
-    library._linked, library._finalized = linked, True
+    library = _loading(kind)(codegen, name, linked)
     engine = codegen._engine
     engine._ee.add_object_file(_llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -462,12 +462,18 @@ def _loaded(name: str, code: bytes, symbols: tuple[str, ...], linked: bytes = b"
 @functools.cache
 def _loading(kind: Any) -> Any:
     class Loading(kind):
-        _disable_inspection = True
+        _disable_inspection = _finalized = True
+
+        def __init__(self, codegen, name, linked):
+            _CodeLibrary.__init__(self, codegen, name)  # that of `kind` would have LLVM make a module
+            self._linking_libraries, self._linked = [], linked
+
+        @functools.cached_property
+        def _final_module(self):
+            return _llvm.parse_bitcode(self._linked) if self._linked else _llvm.parse_assembly("")
 
         def _get_module_for_linking(self):
-            if self._shared_module is None:
-                self._shared_module = _llvm.parse_bitcode(self._linked)
-            return self._shared_module
+            return self._final_module
 
     return Loading
 
@@ -545,7 +551,7 @@ def _check_units() -> None:
         (compiler.CompileResult, "_reduce _rebuild signature reload_init"),
         (library, "add_ir_module finalize _optimize_final_module get_pointer_to_function _final_module"),
         (library, "codegen _codegen _finalized _linking_libraries"),
-        (library, "serialize_using_object_code _get_module_for_linking _shared_module _disable_inspection"),
+        (library, "serialize_using_object_code _get_module_for_linking _disable_inspection"),
         (library._final_module, "link_in functions"),
         (target_context().codegen(), "_library_class magic_tuple set_env"),
         (target_context().codegen()._engine, "_ee _defined_symbols finalize_object"),

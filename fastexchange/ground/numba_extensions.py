@@ -187,7 +187,7 @@ def conversions() -> list[tuple[str, str, int]]:
     if not (len(seen) == len(before) and all(map(is_, seen, before))):
         found = sorted(_edges(_conversion_rules.default_casting_rules) - _numbas_edges())
         _last_conversions = seen, found
-    return found
+    return list(found)
 
 
 _last_conversions: tuple[list, list] = ([], [])

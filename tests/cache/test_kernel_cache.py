@@ -26,7 +26,7 @@ class Named(int):
 
 def test_a_signature_of_another_type_of_the_same_name(tmp_path):
     """Types are compared, not only their names. What changed while code was compiled is not kept."""
-    one, other, depends_on = ((), Named(1)), ((), Named(2)), []
+    one, other, depends_on = ((), Named(1)), ((), Named(2)), ["a value"]
     entries = Entries(CacheFolder(tmp_path), "name", lambda code: code, lambda: tuple(depends_on))
     assert entries.load(one) is None
     entries.save(one, "one")
