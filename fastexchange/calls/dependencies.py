@@ -133,7 +133,8 @@ class _Describer:
                 layout = value.shape, flags.c_contiguous, flags.f_contiguous, flags.aligned, flags.writeable
                 return *_named(kind), repr(value.dtype), layout, hashlib.sha256(value.tobytes()).hexdigest()
         elif kind is tuple or (isinstance(value, tuple) and kind.__bases__ == (tuple,)):
-            return self._class(kind, name), [self.describe(each, name) for each in value]
+            named = _TUPLE if kind is tuple else self._class(kind, name)
+            return named, [self.describe(each, name) for each in value]
         elif kind in (list, dict):
             return kind.__name__, [self.describe(each, name) for each in (value.items() if kind is dict else value)]
         elif kind in (set, frozenset):
@@ -300,6 +301,7 @@ def _named(value: Any) -> tuple:
 
 
 _IN_EACH_KEY = "numba", "numpy"
+_TUPLE = _named(tuple)
 
 
 def _named_by(code: python_types.CodeType, function: str, with_imports: bool = False) -> set[tuple[str, tuple[str, ...]]]:

@@ -347,11 +347,11 @@ def test_functions_that_are_compiled_into_others_alone():
     inner = names["inner"] = numba.njit(inline="always")(names["inner"])
     outer, loaded = names["outer"], names["loaded"]
     assert outer(1.0) == 2.0
-    note_loaded(loaded.py_func)
+    note_loaded(loaded.py_func, dependencies(loaded.py_func, {}), {})
     names["LIMIT"] = 2
     for _ in range(2):
         for each in (outer, loaded):
-            refused(r"'inner', named by .*, has been compiled already", each)
+            refused(r"'(inner|value)', named by .*, has been compiled already", each)
         assert inner(1.0) == 3.0
 
 
