@@ -312,6 +312,7 @@ STATUS_STREAMS = 16  # the tensors' producers work on different streams
 STATUS_UNBOUND = 17  # the kernel is not loaded on the tensors' device
 STATUS_DRIVER = 18  # CUDA's driver has refused the launch
 STATUS_RANGE = 19  # a number does not fit into the parameter that a signature declares
+STATUS_CONFIGURATION = 20  # no configuration can be computed for the launch, or devices take none of such a size
 STATUS_NULL_DATA = dltensor.NULL_DATA
 STATUS_DEVICE = dltensor.DEVICE
 STATUS_DTYPE = dltensor.DTYPE

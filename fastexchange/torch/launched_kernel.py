@@ -32,7 +32,7 @@ class LaunchedKernel(Kernel):
                 raise ValueError(f"{what}: cpu is {on_cpu!r}, which has to have the same parameters and out=")
             out, mutates = on_cpu.out, on_cpu.mutates if mutates is None else mutates
         self.cuda_kernel, self.on_cpu, self.py_func, self.__qualname__ = kernel, on_cpu, kernel.py_func, kernel.__qualname__
-        self._launch, self._launcher = launch, launcher_of(kernel, launch, what)
+        self._launch, self._launcher = launch, launcher_of(kernel, launch, what, out)
         self._kernel_options = kernel._kernel_options._replace(
             out=out, mutates=None if mutates is None else checked_mutates(mutates, what)
         )
