@@ -203,14 +203,18 @@ class CudaKernel(Kernel, NativeCallable):
 
         The others are those of a kernel for the CPU. A backward pass is a function, or operators of such kernels.
         """
-        from ..torch.launched_kernel import LaunchedKernel
         from ..torch.operator import as_torch_op
 
-        what = f"{self.__qualname__}.as_torch_op()"
-        launched = LaunchedKernel(self, launch, out, mutates, cpu, what)
+        launched = self._launched(launch, out, mutates, cpu, f"{self.__qualname__}.as_torch_op()")
         return as_torch_op(
             launched, name, backward=backward, setup_context=setup_context, mutates=None, vmap=vmap, replace=replace
         )
+
+    def _launched(self, launch, out: str | None, mutates, cpu, what: str):
+        """The kernel as an operator of PyTorch calls it. See :meth:`as_torch_op`."""
+        from ..torch.launched_kernel import LaunchedKernel
+
+        return LaunchedKernel(self, launch, out, mutates, cpu, what)
 
     def explain(self, /, *args, **kwargs):
         """Explain a launch with these arguments and any configuration. See :meth:`CudaLauncher.explain`."""

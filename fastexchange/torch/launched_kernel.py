@@ -3,26 +3,102 @@
 import functools
 from typing import Any
 
+from numba import types
+
 from ..calls.kernel import FastKernel, Kernel
 from ..calls.options import OptionsOf, checked_mutates
 from ..cuda.device_kernel import launcher_of
+from ..cuda.launch_structs import launcher_at
+from ..cuda.launcher import CudaLauncher
+from ..cuda.native_launch import launch_words
+from ..dispatch import structs
+from ..dispatch.allocation import call_with_outputs
+from ..dispatch.inline_cache import look_up
+from ..dispatch.overloads import KernelContext
+from ..dispatch.python_calls import call_object, refuse_launch
+from ..dispatch.reading import FLAG_MEMORY
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.cpython import CALLABLE_CONTEXT, NativeCallable, enable_vectorcall
+from ..ground.dlpack import CUDA
+from ..ground.native import call_word, load
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import shown
+from .boxed_kernel import FAILED, LEFT, MADE, boxed_at
+from .modes import why_no_modes
+from .new_tensors import learn_to_make
 from .schema import fake_of, schema_of
 
 __all__ = ["LaunchedKernel"]
 
 
-class LaunchedKernel(Kernel):
-    """A kernel for CUDA as an operator calls it: launched by a configuration, with outputs that PyTorch has allocated.
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def launch(callable_, args, nargsf, kwnames):
+    """Call the launcher of a :class:`LaunchedKernel`, with all outputs."""
+    context = structs.context_at(load(callable_ + CALLABLE_CONTEXT))
+    return call_object(context.device_kernel, args, nargsf & ~c.MADE_OUTPUTS, kwnames)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_launched(callable_, args, nargsf, kwnames):
+    """``vectorcallfunc`` of a :class:`LaunchedKernel` with outputs."""
+    return call_with_outputs(load(callable_ + CALLABLE_CONTEXT), callable_, args, nargsf, kwnames)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def launch_boxed(boxed_address, frame_address, given, count):
+    """``fx_boxed.call``: read the arguments and launch the kernel. Returns MADE, FAILED with an exception set, or LEFT.
+
+    Python code runs only if the launch is LEFT, or FAILED.
+    """
+    boxed = boxed_at(boxed_address)
+    if load(boxed.launcher + c.CALLABLE_VECTORCALL) != boxed.launch:  # the kernel's package launches it now, or nobody
+        return LEFT
+    launcher = load(boxed.launcher + CALLABLE_CONTEXT)
+    context_address = launcher_at(launcher).context
+    context = structs.context_at(context_address)
+    frame = structs.frame_at(frame_address)
+    status = call_word(structs.runtime_at(context.runtime).walk, (context_address, frame_address, given, count, FLAG_MEMORY))
+    if status == structs.STATUS_OK:
+        at = look_up(context, frame.keys, frame.key_count)
+        if at == 0 or structs.overload_at(at).trampoline == 0:
+            return LEFT
+        status = launch_words(context_address, frame_address, at, launcher)
+    if status == structs.STATUS_ERROR:
+        c.PyErr_Clear()
+    if status == structs.STATUS_DRIVER:
+        refuse_launch(context, boxed.launcher, frame.code)
+        return FAILED
+    if status != structs.STATUS_OK:
+        return LEFT
+    context.calls += 1
+    return MADE
+
+
+class _Context(KernelContext):
+    """What the native code of a :class:`LaunchedKernel` reads: it has no overloads, and its launcher makes all calls."""
+
+    def __init__(self, kernel, outputs):
+        parameters = kernel._parameters
+        super().__init__(parameters, kernel.__qualname__, False, kernel._kernel_options.allows, None, outputs)
+        self._launcher, self._values = kernel._launcher, parameters.defaults
+        self.native.device_kernel = id(self._launcher)
+        for index, value in parameters.defaults.items():  # as of a CudaContext
+            self._defaults[index] = id(value)
+
+    def _prepare(self) -> None:
+        self.native.device_type, self.native.vectorcall_any = CUDA, launch.address
+        self.vectorcall = launch.address if not self.native.output_count else vectorcall_launched.address
+
+
+class LaunchedKernel(Kernel, NativeCallable):
+    """A kernel for CUDA as an operator calls it: launched by a configuration, with outputs on the device of its first input.
 
     Attributes
     ----------
     cuda_kernel : the :class:`~fastexchange.CudaKernel`.
     on_cpu : the kernel that gets the calls with tensors on the CPU, or None.
     """
-
-    _vectorcall = 0  # PyTorch's dispatcher makes the calls
 
     def __init__(self, kernel, launch, out: str | None, mutates, on_cpu, what: str):
         if on_cpu is not None:
@@ -39,6 +115,10 @@ class LaunchedKernel(Kernel):
         declared = OptionsOf(self._kernel_options, kernel.py_func)
         self._pattern, self._parameters = declared.pattern, declared.parameters
         self._key = kernel, launch, on_cpu, self._kernel_options
+        self._native = _Context(self, declared.outputs)
+        self._context, self._vectorcall = self._native.address, self._native.vectorcall
+        if self._vectorcall:
+            learn_to_make()
 
     @functools.cached_property
     def _empty(self):
@@ -46,19 +126,44 @@ class LaunchedKernel(Kernel):
         return fake_of(self, schema_of(self.py_func, self._pattern, self.mutates or (), self.__qualname__))
 
     def __call__(self, /, *args, **kwargs):
-        """Allocate the outputs, and launch the kernel. Returns the outputs; the stream may not have executed it yet."""
-        made = self._empty(*args, **kwargs)
+        """Make the calls that CPython does not pass to native code."""
+        return self._call_with_outputs(*args, **kwargs)
+
+    def _call_with_outputs(self, /, *args, **kwargs):
+        """Allocate the outputs, and launch the kernel. Returns the outputs; the stream may not have executed it yet.
+
+        Native code calls this where it cannot allocate them: arguments that do not fit, odd tensors, modes of PyTorch.
+        """
+        why_no_modes()  # native code takes one for active until this has been asked
         bound = self._parameters.bind(*args, **kwargs)
-        outputs: tuple[Any, ...] = () if made is None else made if isinstance(made, tuple) else (made,)
-        given = [
-            self._parameters.defaults.get(i, value) if value is OMITTED else value
-            for i, value in enumerate(bound[: len(bound) - len(outputs)])
-        ]
+        made = self._empty(*args, **kwargs)
+        new: tuple[Any, ...] = () if made is None else made if isinstance(made, tuple) else (made,)
+        first = len(bound) - len(new)
+        given = [self._parameters.defaults.get(i, value) if value is OMITTED else value for i, value in enumerate(bound[:first])]
+        outputs = [fresh if old is OMITTED or old is None else old for old, fresh in zip(bound[first:], new, strict=True)]
         self._launcher(*given, *outputs)
-        return made
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+
+    @property
+    def boxed_call(self) -> int:
+        """The address of :data:`launch_boxed`."""
+        return launch_boxed.address
+
+    @property
+    def is_native(self) -> bool:
+        """Whether native code makes its launches: not with a configuration that Python code gives, nor those of the package."""
+        return isinstance(self._launcher, CudaLauncher) and not self._launcher.why_not
+
+    def on_any_device(self, /, *args):
+        """Make a call with arguments on the CPU, too, by position."""
+        at = self._pattern.inputs[0].position
+        return self.on_cpu(*args) if self.on_cpu is not None and args[at].device.type == "cpu" else self(*args)
 
     def __eq__(self, other):
         return isinstance(other, LaunchedKernel) and other._key == self._key
 
     def __hash__(self):
         return hash(self.cuda_kernel)
+
+
+enable_vectorcall(LaunchedKernel, LaunchedKernel.__call__)

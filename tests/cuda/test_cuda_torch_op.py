@@ -36,6 +36,11 @@ def made(package, short, **options):
     return scale_kernel(package).as_torch_op(name_of(package, short), **options)
 
 
+def note_launches(op, launches: list) -> None:
+    """Let the operator's kernel add the arguments of its launches to a list. Then Python code makes its calls."""
+    op.kernel._vectorcall, op.kernel._launcher = 0, lambda *args: launches.append(args)
+
+
 def test_pytorch_traces_operators(package):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -53,7 +58,7 @@ def test_pytorch_traces_operators(package):
 def test_a_call_launches_the_kernel_with_its_outputs(package):
     op = made(package, "launched", out="x[n] -> y[n]")
     launches = []
-    op.kernel._launcher = lambda *args: launches.append(args)
+    note_launches(op, launches)
     x = torch.ones(3)
     for args, wanted in [((x, 2.0), (2.0, 1)), ((x, 2.0, 7), (2.0, 7))]:
         y = op.kernel(*args)
@@ -87,7 +92,7 @@ def test_a_kernel_that_writes_to_an_argument(package):
     op = add_there.as_torch_op(name_of(package, "add_to"), launch=(1, 32), mutates="y")
     assert str(op.overload._schema).partition("(")[2] == "Tensor x, Tensor(a!) y) -> ()"
     launches = []
-    op.kernel._launcher = lambda *args: launches.append(args)
+    note_launches(op, launches)
     x, y = torch.ones(3), torch.zeros(3)
     assert op.kernel(x, y) is None and launches[0][0] is x and launches[0][1] is y
 
