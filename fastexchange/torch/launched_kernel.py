@@ -140,9 +140,18 @@ class LaunchedKernel(Kernel, NativeCallable):
         new: tuple[Any, ...] = () if made is None else made if isinstance(made, tuple) else (made,)
         first = len(bound) - len(new)
         given = [self._parameters.defaults.get(i, value) if value is OMITTED else value for i, value in enumerate(bound[:first])]
-        outputs = [fresh if old is OMITTED or old is None else old for old, fresh in zip(bound[first:], new, strict=True)]
+        outputs = [self._output(first + i, old, fresh) for i, (old, fresh) in enumerate(zip(bound[first:], new, strict=True))]
         self._launcher(*given, *outputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+
+    def _output(self, position: int, given, made):
+        """The output of a call: `made`, or what is given for it. Raises ValueError if that has another shape."""
+        if given is OMITTED or given is None:
+            return made
+        if tuple(given.shape) != tuple(made.shape):
+            where = f"{self.__qualname__}(): argument {self._parameters.names[position]!r} (position {position})"
+            raise ValueError(f"{where}: its shape is {tuple(given.shape)}, and must be {tuple(made.shape)} ({self._pattern})")
+        return given
 
     @property
     def boxed_call(self) -> int:
@@ -158,6 +167,9 @@ class LaunchedKernel(Kernel, NativeCallable):
         """Make a call with arguments on the CPU, too, by position."""
         at = self._pattern.inputs[0].position
         return self.on_cpu(*args) if self.on_cpu is not None and args[at].device.type == "cpu" else self(*args)
+
+    def __reduce__(self):
+        return LaunchedKernel, (self.cuda_kernel, self._launch, self.out, self.mutates, self.on_cpu, "a pickled operator")
 
     def __eq__(self, other):
         return isinstance(other, LaunchedKernel) and other._key == self._key

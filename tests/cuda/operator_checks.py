@@ -4,6 +4,7 @@ Each function is called in a process of its own, with the stubs of the driver an
 """
 
 import gc
+import pickle
 import sys
 import threading
 
@@ -368,6 +369,40 @@ def check_modes(stub, torch_stub, cuda):
     assert operator(x, w).shape == (1,)
     library._destroy()
     assert operator(x, w).shape == x.shape
+
+
+def check_outputs_that_are_given(stub, torch_stub, cuda):
+    """The kernel of an operator takes its outputs, too, and refuses those with other shapes, in every call."""
+    kernel = scale_on(cuda).as_torch_op("fx_check::given", launch="n", out=SHARED).kernel
+    x, w = tensors()
+    for _ in range(5):
+        given = torch.empty_like(x)
+        assert kernel(x, w, given) is given and kernel(x, w, y=None).shape == x.shape
+        stub.clear()
+        found = errors_of(kernel, x, w, torch.empty(5, device="cuda"))
+        assert found is not None and found[0] is ValueError and "its shape is (5,), and must be (100,)" in found[1]
+        assert not stub.launches
+
+
+def check_pickles(stub, torch_stub, cuda):
+    """An operator is pickled with its kernels and configuration, if these can be."""
+    kernel = fast_args(cuda.jit(triple))
+    x, _ = tensors(300)
+    for launch in ("n", (3, 32), ("(n + 31) // 32", 32)):
+        operator = kernel.as_torch_op(f"fx_check::pickled_{len(str(launch))}", launch=launch, out="x[n] -> y[n]")
+        again = pickle.loads(pickle.dumps(operator))
+        assert again.overload is operator.overload and again(x).shape == x.shape
+        copied = pickle.loads(pickle.dumps(operator.kernel))
+        grids = []
+        for each in (operator.kernel, copied):
+            each(x)
+            grids.append(stub.launches[-1].grid)
+        assert copied == operator.kernel or copied.cuda_kernel is not kernel
+        assert grids[0] == grids[1]
+
+
+def triple(x, y):
+    y[0] = 3 * x[0]
 
 
 def check_threads(stub, torch_stub, cuda):
