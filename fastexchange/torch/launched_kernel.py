@@ -1,6 +1,8 @@
 """``@cuda.jit`` kernels as operators of PyTorch: ``cuda_kernel.as_torch_op``."""
 
 import functools
+import math
+from types import BuiltinFunctionType
 from typing import Any
 
 from numba import types
@@ -23,6 +25,7 @@ from ..ground.cpython import CALLABLE_CONTEXT, NativeCallable, enable_vectorcall
 from ..ground.dlpack import CUDA
 from ..ground.native import call_word, load
 from ..ground.omitted import OMITTED
+from ..ground.once import cached_property
 from ..ground.safe_repr import shown
 from .boxed_kernel import FAILED, LEFT, MADE, boxed_at
 from .modes import why_no_modes
@@ -100,6 +103,9 @@ class LaunchedKernel(Kernel, NativeCallable):
     on_cpu : the kernel that gets the calls with tensors on the CPU, or None.
     """
 
+    _context: int  # of a NativeCallable
+    _vectorcall: int
+
     def __init__(self, kernel, launch, out: str | None, mutates, on_cpu, what: str):
         if on_cpu is not None:
             if not isinstance(on_cpu, FastKernel):
@@ -112,13 +118,23 @@ class LaunchedKernel(Kernel, NativeCallable):
         self._kernel_options = kernel._kernel_options._replace(
             out=out, mutates=None if mutates is None else checked_mutates(mutates, what)
         )
-        declared = OptionsOf(self._kernel_options, kernel.py_func)
-        self._pattern, self._parameters = declared.pattern, declared.parameters
+        self._declared = OptionsOf(self._kernel_options, kernel.py_func)
+        self._pattern, self._parameters = self._declared.pattern, self._declared.parameters
         self._key = kernel, launch, on_cpu, self._kernel_options
-        self._native = _Context(self, declared.outputs)
-        self._context, self._vectorcall = self._native.address, self._native.vectorcall
-        if self._vectorcall:
+
+    @cached_property  # one for all threads
+    def _native(self) -> _Context:
+        """What native code reads."""
+        return _Context(self, self._declared.outputs)
+
+    def prepare(self) -> None:
+        """Let CPython call native code, but not while ``torch.export`` traces: see ``BoxedKernel.takes``."""
+        if self._vectorcall or not isinstance(math.pow, BuiltinFunctionType):
+            return
+        if self._native.vectorcall:
             learn_to_make()
+        self._context = self._native.address
+        self._vectorcall = self._native.vectorcall  # last: Ctrl-C may come between any two statements
 
     @functools.cached_property
     def _empty(self):
@@ -127,6 +143,7 @@ class LaunchedKernel(Kernel, NativeCallable):
 
     def __call__(self, /, *args, **kwargs):
         """Make the calls that CPython does not pass to native code."""
+        self.prepare()
         return self._call_with_outputs(*args, **kwargs)
 
     def _call_with_outputs(self, /, *args, **kwargs):
@@ -161,6 +178,7 @@ class LaunchedKernel(Kernel, NativeCallable):
     @property
     def is_native(self) -> bool:
         """Whether native code makes its launches: not with a configuration that Python code gives, nor those of the package."""
+        self.prepare()
         return isinstance(self._launcher, CudaLauncher) and not self._launcher.why_not
 
     def on_any_device(self, /, *args):

@@ -85,7 +85,7 @@ class TorchOp(NativeCallable):
         self._vectorcall = vectorcall_operator.address  # last: Ctrl-C may come between any two statements
 
     def _take_kernels(self) -> None:
-        """Let native code call the kernels that can be called natively by now: those for the CPU, after their first call."""
+        """Let native code call the kernels that it can call by now."""
         native = self._native
         for place, kernel in enumerate(self._kernels):
             if _is_native(kernel) and not native.kernels[place]:
@@ -125,6 +125,9 @@ enable_vectorcall(TorchOp, TorchOp.__call__)
 
 
 def _is_native(kernel) -> bool:
+    """Whether native code can call a kernel by now: one for the CPU, after its first call."""
+    if hasattr(kernel, "prepare"):
+        kernel.prepare()
     return kernel is not None and bool(kernel._vectorcall)
 
 

@@ -38,7 +38,8 @@ def made(package, short, **options):
 
 def note_launches(op, launches: list) -> None:
     """Let the operator's kernel add the arguments of its launches to a list. Then Python code makes its calls."""
-    op.kernel._vectorcall, op.kernel._launcher = 0, lambda *args: launches.append(args)
+    op.kernel.prepare, op.kernel._vectorcall = lambda: None, 0
+    op.kernel._launcher = lambda *args: launches.append(args)
 
 
 def test_pytorch_traces_operators(package):
