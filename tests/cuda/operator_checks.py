@@ -246,6 +246,15 @@ def check_nothing_is_left(stub, torch_stub, cuda):
         stub.set_fast(False)
 
 
+def check_empty_tensors(stub, torch_stub, cuda):
+    """0 tasks are no launch; the outputs are there."""
+    operator = scale_on(cuda).as_torch_op("fx_check::empty", launch="n", out=SHARED)
+    for call in both_ways(operator).values():
+        for _ in range(5):
+            y = call(*tensors(0))
+            assert y.shape == (0,) and y.device.type == "cuda" and not stub.launches
+
+
 def check_one_operator_for_cpu_and_gpu(stub, torch_stub, cuda):
     """Calls go to the kernel for the tensors' place, natively; those with tensors in both are PyTorch's dispatcher's."""
     operator = scale_on(cuda).as_torch_op("fx_check::both", launch="n", cpu=scale_on_cpu)

@@ -32,8 +32,8 @@ def name_of(package, short):
 
 
 def made(package, short, **options):
-    options |= {"launch": lambda x, *others: x.shape[0], "replace": True}
-    return scale_kernel(package).as_torch_op(name_of(package, short), **options)
+    given = {"launch": lambda x, *others: x.shape[0], "replace": True, **options}
+    return scale_kernel(package).as_torch_op(name_of(package, short), **given)
 
 
 def note_launches(op, launches: list) -> None:
@@ -138,9 +138,15 @@ def test_bad_input(package):
         assert "scale" in str(caught.value)
 
 
+LAUNCHES = {
+    "tasks": "n", "grid": ("(n + 127) // 128", 128), "fixed": (8, 128), "function": lambda x, *others: x.shape[0],
+}  # fmt: skip
+
+
 @pytest.mark.gpu
-def test_operators_on_a_gpu(package):
-    op = made(package, "on_gpu", cpu=on_cpu, backward=lambda ctx, grad: (3.0 * grad, None, None))
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_operators_on_a_gpu(package, launch):
+    op = made(package, "on_gpu", cpu=on_cpu, launch=launch, backward=lambda ctx, grad: (3.0 * grad, None, None))
     x = torch.arange(1000.0, device="cuda")  # all results are exact, also those of fused multiply-adds
     assert torch.equal(op(x, 3.0), 3 * x + 1)
     stream = torch.cuda.Stream()
