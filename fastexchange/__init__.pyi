@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 _Step = Callable[..., Any]  # a kernel is one
 _Size = int | Sequence[int]
-_Launch = tuple[Any, ...] | Callable[..., tuple[Any, ...] | int]
+_Launch = str | tuple[Any, ...] | Callable[..., tuple[Any, ...] | int]
 
 class _CudaOptions(TypedDict, total=False):
     grad: Literal["refuse", "allow"]

@@ -68,8 +68,10 @@ def fast_args(
         an operator of PyTorch, instead of being refused. Gradients of complex numbers are PyTorch's, the conjugate of JAX's.
     cuda : a ``@cuda.jit`` dispatcher, or its kernel, with the same parameters. It gets the calls with tensors on a GPU, `func`
         the calls with tensors on the CPU.
-    launch : the configuration of `cuda`: ``(grid, block)``, optionally with stream and shared memory. Or a function that
-        is called with the arguments and returns such a tuple, or a number of tasks for ``forall``.
+    launch : the configuration of `cuda`: ``(grid, block)``, optionally with stream and shared memory; or a number of tasks for
+        ``forall``, in the notation of `out`: ``"x[n] -> n"``. Grid and block may be written so, too, for example
+        ``("x[m, n] -> (m + 15) // 16, n", (16, 16))``. Or a function that is called with the arguments and returns such a tuple,
+        or a number of tasks.
     **options : options of ``numba.njit`` (``parallel``, ``fastmath``, ``nogil``, ``cache``, ``boundscheck`` …).
 
     Returns

@@ -68,6 +68,7 @@ class Stub:
     Attributes
     ----------
     stub : the ``cuda_stub.Stub``.
+    torch : PyTorch, with tensors on the devices; None: it has none, as `why_no_torch` says.
     prepare : what has to be done before a statement is timed: nothing.
     most_launches : how many launches may follow each other without it.
     """
@@ -79,12 +80,19 @@ class Stub:
     most_launches = None
     device_count = 2
 
-    def __init__(self):
+    def __init__(self, wants_torch: bool = False):
         sources = b"".join((cuda_stub.HERE / name).read_bytes() for name in ("libcuda.c", "record.h"))
         directory = floor.cache_directory() / f"stub-{hashlib.sha256(sources).hexdigest()[:16]}"
         directory.mkdir(parents=True, exist_ok=True)
         self.stub = cuda_stub.load(directory, force=True)
         self.stub.set_devices(self.device_count)
+        self.torch, self.why_no_torch = None, "it is not asked for"
+        if wants_torch:
+            try:
+                cuda_stub.load_torch(directory).set_devices(self.device_count)
+                self.torch, self.why_no_torch = sys.modules["torch"], ""
+            except cuda_stub.StubRefused as error:
+                self.why_no_torch = str(error)
         self._tensor = _torch_like()
 
     def tensor(self, device: int = 0):
@@ -113,8 +121,10 @@ class Gpu:
     stub = None
     most_launches = 500  # a device's queue holds about a thousand; a launch that finds it full waits for the device
 
+    why_no_torch = ""
+
     def __init__(self, torch):
-        self._torch = torch
+        self._torch = self.torch = torch
         torch.cuda.init()
         self.device_count = torch.cuda.device_count()
         self._kept: list = []
@@ -157,6 +167,7 @@ class BareGpu:
     tensor_name = "torch-like tensor"
     stub = None
     most_launches = Gpu.most_launches
+    torch, why_no_torch = None, "it is not installed, or not asked for"
 
     def __init__(self):
         from fastexchange.cuda.driver import driver
@@ -211,7 +222,8 @@ def _has_bindings() -> bool:
 def place(wants_stub: bool = False, wants_torch: bool = True) -> Stub | Gpu | BareGpu:
     """The GPU if there is one, else the stub. Raises SystemExit, with the reason, where neither can be had.
 
-    `wants_stub`: the stub, even where there is a GPU. `wants_torch`: PyTorch's tensors on a GPU, where PyTorch is installed.
+    `wants_stub`: the stub, even where there is a GPU. `wants_torch`: PyTorch's tensors, where PyTorch is installed; on the stub
+    those of a PyTorch for CPUs, for operators alone.
     """
     if not _has_bindings():
         raise SystemExit("Launches need cuda-bindings, which is not installed: pip install '.[cuda]' or '.[cuda-mlir]'")
@@ -226,7 +238,7 @@ def place(wants_stub: bool = False, wants_torch: bool = True) -> Stub | Gpu | Ba
     if sys.platform != "linux":
         raise SystemExit("The driver stub needs Linux.")
     try:
-        return Stub()
+        return Stub(wants_torch)
     except FileNotFoundError:
         raise SystemExit("The driver stub is written in C, and there is no C compiler; set CC.") from None
     except cuda_stub.StubRefused as error:

@@ -219,6 +219,76 @@ class Rows:
         group.add(key + "own", f"a float and an int in turn: {self.package}'s own", turn, own, reference, 2)
         return group
 
+    def operators(self) -> Iterator[Group]:
+        """Operators of PyTorch, and what they do by hand. Against the stub PyTorch's allocator for devices is the stub's."""
+        torch = self.place.torch
+        if torch is None:
+            self.left_out.append(f"{self.package}: operators of PyTorch: the rows are left out ({self.place.why_no_torch}).")
+            return
+        x, w = (torch.empty(SIZE, device="cuda") for _ in range(2))
+        _, kernel = self.kernel(("x", "w", "y"))
+        _, backward = self.kernel(("w", "grad_y", "grad_x"))
+        grid, name, out = (SIZE + 31) // 32, f"fx_perf_{self.package.replace('-', '_')}", "x[n], w[n] -> y[n]"
+        launcher, back = kernel[grid, 32], backward[grid, 32]
+
+        def by_hand(x, w):
+            y = torch.empty_like(x)
+            launcher(x, w, y)
+            return y
+
+        @torch.library.custom_op(f"{name}::custom", mutates_args=())
+        def custom(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return by_hand(x, w)
+
+        configurations = {
+            "grid": ("launch=('(n + 31) // 32', 32)", ("(n + 31) // 32", 32)),
+            "tasks": ("launch='n'", "n"),
+            "fixed": (f"launch=({grid}, 32)", (grid, 32)),
+            "function": ("launch is a function of Python's", lambda x, w, y: ((x.shape[0] + 31) // 32, 32)),
+        }
+        made = {
+            key: (label, kernel.as_torch_op(f"{name}::{key}", launch=launch, out=out, replace=True))
+            for key, (label, launch) in configurations.items()
+        }
+        group, key = Group(f"{self.package}: an operator of 2 tensors that returns a third"), f"{self.package}/operator/"
+        code, names, reference = "f(x, w)", {"x": x, "w": w}, key + "hand"
+        group.add(reference, "empty_like and fastexchange's launch by hand", code, {"f": by_hand, **names})
+        inline = {"f": launcher, "e": torch.empty_like, **names}
+        group.add(key + "hand/inline", "the same, not in a function of Python's", "f(x, w, e(x))", inline, reference)
+        for case, (label, operator) in made.items():
+            group.add(key + case, f"operator object, {label}", code, {"f": operator, **names}, reference)
+            group.add(key + case + "/ops", f"torch.ops, {label}", code, {"f": operator.overload, **names}, reference)
+        group.add(key + "custom", "custom_op around by hand", code, {"f": custom, **names}, reference)
+        if self.place.is_gpu:
+            group.add(key + "mul", "torch.mul(x, w)", code, {"f": torch.mul, **names}, reference)
+        yield group
+        gradients = backward.as_torch_op(f"{name}::backward", launch=("(n + 31) // 32", 32), out="w[n], grad_y[n] -> grad_x[n]")
+        trained = kernel.as_torch_op(f"{name}::trained", launch=("(n + 31) // 32", 32), out=out, backward=gradients)
+
+        class ByHand(torch.autograd.Function):
+            """The kernels as users put them into autograd by hand."""
+
+            @staticmethod
+            def forward(ctx, x, w):
+                ctx.save_for_backward(w)
+                return by_hand(x, w)
+
+            @staticmethod
+            def backward(ctx, grad):
+                (w,) = ctx.saved_tensors
+                made = torch.empty_like(grad)
+                back(w, grad, made)
+                return made, None
+
+        leaf = torch.empty(SIZE, device="cuda", requires_grad=True)
+        names = {"x": leaf, "w": w, "g": torch.empty(SIZE, device="cuda"), "grad": torch.autograd.grad}
+        code, reference = "grad(f(x, w), (x,), g)", key + "gradient/hand"
+        group = Group(f"{self.package}: that operator, forward and backward")
+        group.add(reference, "an autograd.Function by hand", code, {"f": ByHand.apply, **names})
+        group.add(key + "gradient", "operator object", code, {"f": trained, **names}, reference)
+        group.add(key + "gradient/ops", "torch.ops", code, {"f": trained.overload, **names}, reference)
+        yield group
+
     def other_device(self) -> Group:
         """Tensors on the second device, while the first is current."""
         group, key = Group(f"{self.package}: 3 {self.place.tensor_name}s on the other device"), f"{self.package}/device/"
@@ -238,7 +308,7 @@ class Rows:
         """All groups of the package."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of grids that are small
-            found = [*self.numbers_of_arguments(), *self.latencies(), self.turns(), self.changes()]
+            found = [*self.numbers_of_arguments(), *self.latencies(), self.turns(), self.changes(), *self.operators()]
             if self.place.device_count > 1:
                 found.append(self.other_device())
         return found

@@ -38,6 +38,9 @@ def _on_stub(book: Book, package: str) -> None:
 
 
 def _on_gpu(book: Book, package: str) -> None:
+    if package + "/operator/hand" in book.times:
+        ratio = lambda t: t[package + "/operator/grid/ops"] / t[package + "/operator/hand"]  # noqa: E731
+        book.add(f"{package}: that operator as torch.ops…", "≤ 1.4 x by hand", ratio, 1.4, "x")
     key = f"{package}/3/"
     book.add(f"{package}: 3 torch tensors", "≤ raw + 300 ns", lambda t: t[key + "fast"] - t[key + "raw"], 300, "ns")
     if package == "numba-cuda":
@@ -46,6 +49,11 @@ def _on_gpu(book: Book, package: str) -> None:
 
 
 def _always(book: Book, package: str) -> None:
+    hand = package + "/operator/hand"
+    if hand in book.times:
+        for case, label in {"grid": "a grid in the notation of shapes", "tasks": "tasks in it", "fixed": "a fixed one"}.items():
+            ratio = lambda t, k=f"{package}/operator/{case}": t[k] / t[hand]  # noqa: E731
+            book.add(f"{package}: operator object, {label}", "≤ 1.05 x by hand", ratio, 1.05, "x")
     if package == "numba-cuda-mlir":
         for case, label in _DECLARED.items():
             _faster(book, package, case, "device", label, 2, "its own launch of device arrays")

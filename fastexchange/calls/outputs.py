@@ -20,7 +20,7 @@ from ..ground import dtype_registry
 from ..ground.dlpack import DLDeviceType
 from ..ground.dlpack_types import DLDataType
 from ..ground.native import address_of
-from ..ground.omitted import OMITTED, Omitted
+from ..ground.omitted import Omitted
 from ..ground.parameters import Parameters
 from ..ground.safe_repr import type_name
 from ..ground.shape_notation import Output, Pattern
@@ -127,17 +127,7 @@ class Outputs:
 
     def _read(self, arguments: tuple) -> tuple[list[tuple[int, ...]], dict[int, DLDataType | None]]:
         """The shapes of the outputs, and the element types of the inputs by position."""
-        numbers = []
-        for position in self.pattern.numbers.values():
-            value = arguments[position]
-            if value is OMITTED:
-                value = self._parameters.defaults[position]
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-                given = type_name(type(value))
-                raise TypeError(f"{self._argument(position)} is an extent in {str(self.pattern)!r}: an int, not {given}")
-            if not -(2**63) <= value < 2**63:
-                raise OverflowError(f"{self._argument(position)} is an extent that does not fit into 64 bits")
-            numbers.append(int(value))
+        numbers = self.pattern.values_of(arguments, self._parameters.defaults, self._name)
         positions = [each.position for each in self.pattern.inputs]
         read = [shape_and_dtype(arguments[position], self._argument(position)) for position in positions]
         shapes = self.pattern.shapes_of(numbers, [shape for shape, _ in read], self._name)

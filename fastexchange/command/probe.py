@@ -380,6 +380,7 @@ def _torch(torch) -> Iterator[Finding]:
 def _torch_operators(section: str, knows_layout: bool) -> Iterator[Finding]:
     from ..torch import dispatch_table, modes
     from ..torch.boxed_operator import why_by_python
+    from ..torch.new_tensors import why_not_made
 
     if why := modes.why_no_modes():
         text = f"not told natively, so Python makes the calls of operators, and of kernels that declare outputs: {why}"
@@ -402,6 +403,10 @@ def _torch_operators(section: str, knows_layout: bool) -> Iterator[Finding]:
         yield Finding(section, "torch: operators", NOTHING, f"PyTorch's dispatcher calls them as Python functions: {why}")
     else:
         yield Finding(section, "torch: operators", OK, "PyTorch's dispatcher calls them natively")
+    if why := why_not_made():
+        yield Finding(section, "torch: outputs on a GPU", NOTHING, f"Python makes those of operators of kernels for CUDA: {why}")
+    else:
+        yield Finding(section, "torch: outputs on a GPU", OK, "verified: PyTorch makes those of operators natively")
 
 
 def _refused(section: str, name: str, tensor) -> Iterator[Finding]:

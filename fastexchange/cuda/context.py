@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from .._abi import ffi
 from ..dispatch import overloads as dispatch
-from ..dispatch.structs import MAX_DEVICES
+from ..dispatch.structs import MAX_DEVICES, is_tuple, words_of
 from ..ground.dlpack import CUDA
 from ..ground.native import address_of
 from ..interpreter import DISABLED
@@ -64,9 +64,24 @@ class CudaContext(dispatch.KernelContext):
         launchable.loaded, launchable.parameters, launchable.conversions = map(address_of, (loaded, parameters, changes))
         launchable.parameter_count, launchable.conversion_count = len(code.compiled.parameters), len(code.compiled.conversions)
         launchable.is_cooperative = code.compiled.compiled.is_cooperative
-        kept += [loaded, parameters, changes, launchable]
+        places = ffi.new("int64_t[]", self._places_of(keys) or [0])
+        launchable.places = address_of(places)
+        kept += [loaded, parameters, changes, launchable, places]
         overload.launchable = address_of(launchable)
         return made
+
+    def _places_of(self, keys: tuple[int, ...]) -> list[int]:
+        """See ``fx_launchable``. The key of a tuple is followed by those of its items."""
+        places: list[int] = []
+        word = items = 0
+        for index, key in enumerate(keys):
+            if items:
+                items -= 1
+            else:
+                places.append(index | word << launch_structs.PLACE_WORD_SHIFT)
+            items += self._length(key) if is_tuple.py_func(key) else 0
+            word += words_of.py_func(key)
+        return places
 
     def load(self, keys: tuple[int, ...], device: int, launcher) -> None:
         """Load what is filed for these keys on a device, which is the package's current device.

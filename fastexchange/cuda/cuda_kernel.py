@@ -12,6 +12,7 @@ from ..ground.once import forkable_lock
 from ..ground.parameters import Parameters
 from ..ground.safe_repr import shown
 from ..interpreter import DISABLED
+from .computed import LaunchNotation
 from .context import CudaContext
 from .device_kernel import DeviceKernel
 from .driver import driver
@@ -116,7 +117,7 @@ class CudaKernel(Kernel, NativeCallable):
         made = self._make((1, 1, 1), (threads, 1, 1), stream, sharedmem, tasks=tasks)
         return self._remember(self._for_tasks, (tasks, threads, *key[2:]), made)
 
-    def _make(self, grid, block, stream=None, shared=0, cluster=None, tasks: int = -1) -> CudaLauncher:
+    def _make(self, grid, block, stream=None, shared=0, cluster=None, tasks: int = -1, notation=None) -> CudaLauncher:
         name = f"{self.__qualname__}[...]"
         bytes_shared = _index(name, "shared", 0 if shared is None else shared)
         if not 0 <= bytes_shared <= _MAX_DIMENSION:
@@ -124,8 +125,18 @@ class CudaKernel(Kernel, NativeCallable):
         return CudaLauncher(self, Configuration(
             _dimensions(name, "grid", grid), _dimensions(name, "block", block),
             None if stream is None else handle_of(name, stream), bytes_shared,
-            None if cluster is None else _dimensions(name, "cluster", cluster), tasks,
+            None if cluster is None else _dimensions(name, "cluster", cluster), tasks, notation,
         ), stream)  # fmt: skip
+
+    def _computed(self, launch: "str | tuple", out: str | None, what: str) -> CudaLauncher:
+        """Return the launcher for a configuration in the notation of shapes. See ``computed.LaunchNotation``."""
+        if isinstance(launch, tuple) and not 2 <= len(launch) <= 5:
+            raise ValueError(f"{what}: launch is (grid, block), optionally with stream, shared and cluster, not {shown(launch)}")
+        notation = LaunchNotation(launch if isinstance(launch, str) else launch[:2], out, self._parameters.names, what)
+        if isinstance(launch, str):
+            return self._make(1, 0, tasks=0, notation=notation)
+        further: dict[str, Any] = dict(zip(("stream", "shared", "cluster"), launch[2:], strict=False))
+        return self._make(1, 1, **further, notation=notation)
 
     def _remember(self, launchers: dict[tuple, CudaLauncher], key: tuple, launcher: CudaLauncher) -> CudaLauncher:
         try:
@@ -182,22 +193,28 @@ class CudaKernel(Kernel, NativeCallable):
 
         Parameters
         ----------
-        launch : the configuration: ``(grid, block)``, optionally with stream and shared memory; or a function that is called with
-            the arguments and outputs, and returns such a tuple, or a number of tasks for :meth:`forall`. Without a stream the
-            kernel runs on PyTorch's current stream.
+        launch : the configuration: ``(grid, block)``, optionally with stream and shared memory, or a number of tasks for
+            :meth:`forall` as a text. Grid and block may be texts, too, in the notation of `out`, whose names they have:
+            ``"n"``, ``("(m + 15) // 16, n", (16, 16))``; each launch computes them natively. Without `out` a text has an arrow,
+            ``"x[n] -> n"``. Or a function of Python's that is called with the arguments and outputs, and returns a configuration
+            of numbers. Without a stream the kernel runs on PyTorch's current stream.
         out : the outputs and their shapes, as in ``fast_args(out=…)``. PyTorch allocates them, on the inputs' device.
         cpu : a kernel of ``fast_args`` with the same parameters, for tensors on the CPU; its ``out=`` is the operator's.
 
         The others are those of a kernel for the CPU. A backward pass is a function, or operators of such kernels.
         """
-        from ..torch.launched_kernel import LaunchedKernel
         from ..torch.operator import as_torch_op
 
-        what = f"{self.__qualname__}.as_torch_op()"
-        launched = LaunchedKernel(self, launch, out, mutates, cpu, what)
+        launched = self._launched(launch, out, mutates, cpu, f"{self.__qualname__}.as_torch_op()")
         return as_torch_op(
             launched, name, backward=backward, setup_context=setup_context, mutates=None, vmap=vmap, replace=replace
         )
+
+    def _launched(self, launch, out: str | None, mutates, cpu, what: str):
+        """The kernel as an operator of PyTorch calls it. See :meth:`as_torch_op`."""
+        from ..torch.launched_kernel import LaunchedKernel
+
+        return LaunchedKernel(self, launch, out, mutates, cpu, what)
 
     def explain(self, /, *args, **kwargs):
         """Explain a launch with these arguments and any configuration. See :meth:`CudaLauncher.explain`."""

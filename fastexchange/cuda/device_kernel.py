@@ -7,16 +7,27 @@ from ..ground.omitted import OMITTED
 from ..ground.safe_repr import shown
 from . import native_launch
 from .classify import has_interface
+from .computed import is_notation
 from .launcher import CudaLauncher
 
 __all__ = ["DeviceKernel", "launcher_of"]
 
 
-def launcher_of(kernel, launch, what: str) -> Callable:
-    """Return what launches a CUDA kernel by a configuration: ``(grid, block)``, or a function that returns it."""
-    if not callable(launch) and not isinstance(launch, tuple):
-        raise TypeError(f"{what}: launch is (grid, block), or a function that returns it, not {shown(launch)}")
-    return _Chosen(kernel, launch) if callable(launch) else kernel[launch]
+def launcher_of(kernel, launch, what: str, out: str | None = None) -> Callable:
+    """Return what launches a CUDA kernel by a configuration: ``(grid, block)``, one in the notation of shapes, or a function.
+
+    `out`: the notation whose names may stand in that, or None.
+    """
+    if callable(launch):
+        return _Chosen(kernel, launch)
+    if is_notation(launch):
+        return kernel._computed(launch, out, what)
+    if not isinstance(launch, tuple):
+        raise TypeError(
+            f"{what}: launch is (grid, block), a number of tasks in the notation of shapes, such as 'n', or a function, not "
+            f"{shown(launch)}"
+        )
+    return kernel[launch]
 
 
 class DeviceKernel:

@@ -44,6 +44,7 @@ typedef struct {
     int64_t conversions;        /* int64_t[conversion_count], the codes of conversions to a declared signature */
     int64_t conversion_count;
     int64_t is_cooperative;     /* all blocks of a launch have to run at the same time */
+    int64_t places;             /* int64_t[], of each of its parameters: the index of the key, from bit 32 on that of the word */
 } fx_launchable;
 
 /* A launch configuration of one kernel. */
@@ -56,6 +57,7 @@ typedef struct {
     int64_t tasks;              /* launch this number of threads, in blocks of the best size; -1: launch grid and block */
     int64_t cluster[3];         /* blocks in a cluster; 0: none */
     int64_t is_mixed;           /* the producers work on several streams, which the caller has ordered */
+    int64_t program;            /* int64_t[], computes grid and block, or tasks, of each launch: `computed`; 0: fixed ones */
 } fx_launcher;
 
 /* CUlaunchAttribute and CUlaunchConfig of cuda.h. */
@@ -73,6 +75,9 @@ COOPERATIVE, CLUSTER_DIMENSION = 2, 4  # CUlaunchAttributeID
 SHARED_WITHOUT_ASKING = 48 * 1024  # bytes in a block, static and dynamic: CUDA C++ Programming Guide, 16.8.3 and before
 MAX_BEST_BLOCKS = 4  # the length of fx_loaded.blocks
 MAX_BLOCKS = 2**31 - 1  # in a grid's first dimension, on every device
+MAX_BLOCKS_BEYOND = 65535  # in each of the others: CUDA C++ Programming Guide, 16.2, as the next three
+MAX_THREADS = 1024  # in a block, and in each of its first two dimensions
+MAX_THREADS_LAST = 64  # in its third
 INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: the thread has no context
 MAX_PARAMETERS = 1024  # of a launch whose pointers to its parameters are on the stack
@@ -80,6 +85,7 @@ MAX_PARAMETERS = 1024  # of a launch whose pointers to its parameters are on the
 WORD, ZERO, ELEMENTS, JOINED = 0, 1, 2, 3
 PARAMETER_WORD_SHIFT, PARAMETER_SIZE_SHIFT = 8, 32
 SIGNED, UNSIGNED, FLOAT = 1, 2, 3
+PLACE_WORD_SHIFT, PLACE_KEY_MASK = 32, (1 << 32) - 1
 FROM_KIND_SHIFT, FROM_BITS_SHIFT, TO_KIND_SHIFT, TO_BITS_SHIFT = 24, 28, 36, 40
 
 cuda_at = struct_at("fx_cuda")
@@ -87,6 +93,7 @@ loaded_at = struct_at("fx_loaded")
 LOADED_SIZE = sizeof("fx_loaded")
 launchable_at = struct_at("fx_launchable")
 launcher_at = struct_at("fx_launcher")
+LAUNCHER_WORDS = sizeof("fx_launcher") // 8
 attribute_at = struct_at("fx_launch_attribute")
 ATTRIBUTE_SIZE = sizeof("fx_launch_attribute")
 config_at = struct_at("fx_launch_config")

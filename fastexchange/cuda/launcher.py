@@ -6,6 +6,7 @@ from .._abi import ffi
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from . import launch_structs, native_launch, resets
+from .computed import LaunchNotation
 from .streams import DEFAULT_STREAMS, default_stream
 
 __all__ = ["Configuration", "CudaLauncher"]
@@ -26,11 +27,15 @@ class Configuration(NamedTuple):
     """Blocks in a cluster."""
     tasks: int
     """The number of tasks, a thread each; -1: no tasks, `grid` and `block` apply."""
+    notation: LaunchNotation | None = None
+    """What computes grid and block, or the number of tasks, of each launch; then those here are none."""
 
     def __str__(self):
         size = f"for {self.tasks} tasks" if self.tasks >= 0 else f"grid {self.grid}"
         if self.tasks < 0 or self.block[0]:
             size += f", block {self.block}"
+        if self.notation is not None:
+            size = f"launch={self.notation}"
         stream = "that of the tensors' framework" if self.stream is None else f"{self.stream:#x}"
         cluster = f", cluster {self.cluster}" if self.cluster else ""
         return f"{size}, stream {stream}, {self.shared} bytes of dynamic shared memory{cluster}"
@@ -65,13 +70,16 @@ class CudaLauncher(NativeCallable):
             resets.retire_at_reset(self)
 
     def _fill(self, native) -> None:
-        grid, block, stream, shared, cluster, tasks = self.configuration
+        grid, block, stream, shared, cluster, tasks, notation = self.configuration
         native.context = self.kernel._native.address
         native.grid, native.block = grid, block
         native.stream = launch_structs.LAUNCHER_STREAM_OF_PRODUCERS if stream is None else stream
         native.default_stream = default_stream()
         native.shared, native.tasks = shared, tasks
         native.cluster = cluster or (0, 0, 0)
+        if notation is not None:
+            self._program = ffi.new("int64_t[]", notation.words)
+            native.program = address_of(self._program)
 
     def _on_stream(self, stream: int):
         """A copy of the native configuration for one launch on this stream. The caller orders the stream among others."""
@@ -100,7 +108,7 @@ class CudaLauncher(NativeCallable):
         if self._callbacks is None:
             from .own_launch import own_launch
 
-            if not hasattr(own_launch(self, self.configuration.stream), "pre_launch_callbacks"):
+            if not hasattr(own_launch(self.kernel, self.configuration, self.configuration.stream), "pre_launch_callbacks"):
                 raise AttributeError(f"{self.kernel.target.name} has no callbacks before a launch")
             self._callbacks = []
             self._vectorcall = native_launch.own_call()
@@ -120,6 +128,13 @@ class CudaLauncher(NativeCallable):
             from .driver import driver
 
             raise driver().reset_since(self._not_launched, "make a new stream and a new launcher")
+
+    def _configured(self, arguments: tuple) -> Configuration:
+        """The configuration of a launch with these arguments. Raises TypeError or ValueError if there is none."""
+        notation = self.configuration.notation
+        return self.configuration if notation is None else notation.configured(
+            self.configuration, arguments, self.kernel.__qualname__
+        )
 
     @property
     def _not_launched(self) -> str:

@@ -25,6 +25,7 @@ from ..ground.dlpack import CUDA
 from ..ground.native import call_int, call_word, global_address, load, native, stack, store
 from ..interpreter import DISABLED
 from . import launch_structs
+from .computed import LAUNCHER_WORDS, configure
 from .converting import convert_words
 
 CONFIG_WORDS = launch_structs.CONFIG_WORDS
@@ -220,6 +221,11 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
         return dispatch.STATUS_STREAMS
     if frame.own_stream != 0 and not is_on_own_stream(frame, launcher):
         return dispatch.STATUS_STREAMS
+    if launcher.program != 0:
+        own = stack(LAUNCHER_WORDS)
+        if not configure(launcher_address, launchable, dispatch.overload_at(overload_address), frame.words, own):
+            return dispatch.STATUS_CONFIGURATION
+        launcher = launch_structs.launcher_at(own)
     if not convert_words(frame, launchable):
         return dispatch.STATUS_RANGE
     room = stack(MAX_PARAMETERS)

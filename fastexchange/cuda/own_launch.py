@@ -30,7 +30,7 @@ def call_own(launcher, infos: list[ArgumentInfo], why_not: str) -> None:
         if not can_compile(kernel.dispatcher) and not kernel.why_not:
             check_declared(kernel, arguments)
         with in_order(launcher, kernel._default_device() if device is None else device, streams):
-            own = own_launch(launcher, streams[0] if streams else None)
+            own = own_launch(launcher.kernel, launcher._configured(arguments), streams[0] if streams else None)
             try:
                 _call_with_callbacks(launcher, own, arguments)
             except Exception as error:
@@ -63,13 +63,12 @@ def check_declared(kernel, arguments: tuple) -> None:
         check_range(kernel, position, value, each)
 
 
-def own_launch(launcher, stream: int | None) -> Any:
-    """The package's own launcher."""
-    grid, block, _, shared, cluster, tasks = launcher.configuration
-    dispatcher = launcher.kernel.dispatcher
+def own_launch(kernel, configuration, stream: int | None) -> Any:
+    """The package's own launcher, for a ``Configuration`` without a notation."""
+    grid, block, _, shared, cluster, tasks, _ = configuration
     if tasks >= 0:
-        return launcher.kernel.target.own_forall(dispatcher, tasks, block[0], stream, shared)
-    return launcher.kernel.target.own_launch(dispatcher, (grid, block, stream, shared, cluster))
+        return kernel.target.own_forall(kernel.dispatcher, tasks, block[0], stream, shared)
+    return kernel.target.own_launch(kernel.dispatcher, (grid, block, stream, shared, cluster))
 
 
 def why_package_cannot(launcher, infos: list[ArgumentInfo], why_not: str, has_failed: bool) -> str:

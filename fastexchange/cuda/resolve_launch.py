@@ -72,6 +72,9 @@ class LaunchResolver(Resolver):
         if status == structs.STATUS_DRIVER:
             self._launcher._driver_error(report.native.code)
             return
+        if status == structs.STATUS_CONFIGURATION:
+            self._launcher._configured(python_exports.originals(self.bound))  # raises, unless native code has no room for it
+            raise ValueError(f"{self._launcher._not_launched}: its tensors have too many dimensions for launch=")
         if status == structs.STATUS_DEVICE and is_pinned(report.stopped_at):
             self.ends |= {status}  # Python code exports it
             return

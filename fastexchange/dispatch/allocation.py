@@ -5,7 +5,8 @@ A kernel with outputs has its own vectorcall, :data:`vectorcall_with_outputs`:
 1. Put the arguments into parameter order.
 2. Allocate the outputs that are not given (:func:`make_outputs`), by ``managed_tensor_allocator`` and
    ``managed_tensor_to_py_object_no_sync`` of the framework's exchange table. Allocation may run Python code, so it comes before
-   any view is borrowed. Those of a framework without such a table are arrays of NumPy.
+   any view is borrowed. Those of a framework without such a table are arrays of NumPy. Where the first input is on another
+   device, they are there, too, and the framework makes them itself: ``fx_entry.make``.
 3. Make an ordinary call, with the outputs as the last arguments.
 4. Let such arrays become tensors (:func:`become_tensors`), and return the outputs.
 """
@@ -43,6 +44,7 @@ CALL_WORDS = 1 + MAX_PARAMETERS
 ERROR_BYTES = 256
 
 PROMOTED = -(1 << 32)
+DEVICE_SHIFT = 32  # in what `read_shape` returns
 
 compute = native(evaluate)
 promote_natively = native(promote)
@@ -112,7 +114,8 @@ def allocate(allocator, to_object, prototype, set_error, error_ctx):
 def read_shape(context_address, runtime, ob, shape, room):
     """Store a tensor's extents at `shape`, which has `room` words.
 
-    Returns: the rank, and from bit 8 on the dtype field; or -1 if there is no room, or only Python code can read the tensor.
+    Returns: the rank, from bit 8 on the dtype field, from bit 32 on the device: 0 for the CPU, else DLPack's type and, 8 bits
+    further, its number; or -1 if there is no room, or only Python code can read the tensor.
 
     That is so of odd tensors, too: PyTorch may trace the call, which must not allocate then.
     """
@@ -165,6 +168,23 @@ def compute_shapes(context, dtypes, shapes, variables, scratch, wanted):
 
 
 @native
+def new_tensor(runtime, entry, prototype, device):
+    """Make a tensor like the DLTensor at `prototype`, of the type of an ``fx_entry``, or 0; on the CPU else an array of NumPy.
+
+    Returns: a new reference, or 0 without an exception. `device`: 0 for the CPU.
+    """
+    if device != 0:
+        make = structs.entry_at(entry).make if entry != 0 else 0
+        return call_word(make, (entry, prototype)) if make != 0 else 0
+    if entry == 0 or structs.entry_at(entry).allocator == 0 or structs.entry_at(entry).to_object == 0:
+        entry = find(runtime, runtime.ndarray) if runtime.ndarray != 0 else 0
+    if entry == 0:
+        return 0
+    known = structs.entry_at(entry)
+    return call_word(runtime.allocate, (known.allocator, known.to_object, prototype, runtime.note_error, 0))
+
+
+@native
 def make_outputs(context_address, runtime, args, made):
     """Allocate the outputs that are omitted in `args`, which is in parameter order, and store them there.
 
@@ -195,13 +215,15 @@ def make_outputs(context_address, runtime, args, made):
     at += 8
     end = shapes
     common = 0
+    device = 0
     for i in range(load(at)):
         at += 8
         room = SHAPES_WORDS - 1 - (end - shapes) // 8
         found = read_shape(context_address, runtime, load(args + 8 * load(at)), end + 8, room)
         if found < 0:
             return False
-        ndim, field = found & 0xFF, found >> 8
+        ndim, field = found & 0xFF, found >> 8 & structs.FIELD_MASK
+        device = found >> DEVICE_SHIFT if i == 0 else device
         common = field if i == 0 else promote_natively(common, field)
         store(end, ndim)
         store(fields + 8 * load(at), field)
@@ -218,11 +240,6 @@ def make_outputs(context_address, runtime, args, made):
         output = args + 8 * (context.parameter_count - context.output_count + i)
         if load(output) == context.omitted:
             entry = find(runtime, target)
-            if entry == 0 or structs.entry_at(entry).allocator == 0 or structs.entry_at(entry).to_object == 0:
-                entry = find(runtime, runtime.ndarray) if runtime.ndarray != 0 else 0
-            if entry == 0:
-                return False
-            allocator, to_object = structs.entry_at(entry).allocator, structs.entry_at(entry).to_object
             field = load(at)
             if field == PROMOTED:
                 field = common
@@ -231,7 +248,10 @@ def make_outputs(context_address, runtime, args, made):
             elif field < 0:
                 field = load(fields + 8 * ~field)
             describe(dl_tensor_at(view), 0, ndim, field, shape + 8, 0)
-            tensor = call_word(runtime.allocate, (allocator, to_object, view, runtime.note_error, 0))
+            if device != 0:
+                dl_tensor_at(view).device.device_type = device & 0xFF
+                dl_tensor_at(view).device.device_id = device >> 8
+            tensor = new_tensor(runtime, entry, view, device)
             if tensor == 0:
                 return False
             store(output, tensor)
@@ -283,15 +303,14 @@ def vectorcall_heeding_modes(callable_, args, nargsf, kwnames):
     return call_word(structs.overload_at(last).enter, (callable_, args, nargsf, kwnames, context_address, last))
 
 
-@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
-def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
-    """``vectorcallfunc`` of a kernel that declares outputs: allocate omitted outputs, make the call, and return all outputs.
+@native
+def call_with_outputs(context_address, callable_, args, nargsf, kwnames):
+    """Allocate omitted outputs, make the call, and return all outputs.
 
     `nargsf` may have the bit NO_MODE: the caller has found no mode active.
     """
     has_no_mode = nargsf & NO_MODE != 0
     nargsf &= ~NO_MODE
-    context_address = load(callable_ + KERNEL_CONTEXT)
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
     count = context.parameter_count
@@ -341,3 +360,9 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
         if load(given + 8 * i) != 0:
             drop(load(given + 8 * i))
     return call_method(context.outputs_name, callable_, args, nargsf, kwnames) if is_left else 0
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
+    """``vectorcallfunc`` of a kernel that declares outputs."""
+    return call_with_outputs(load(callable_ + KERNEL_CONTEXT), callable_, args, nargsf, kwnames)

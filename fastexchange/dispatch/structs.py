@@ -36,6 +36,7 @@ typedef struct {
     int64_t to_object;          /* managed_tensor_to_py_object_no_sync, or 0 */
     int64_t takes_all;          /* whether tensors of this type can be readonly and have negative strides */
     int64_t allocator;          /* managed_tensor_allocator, or 0 */
+    int64_t make;               /* PyObject * (fx_entry *, DLTensor *): makes a tensor on a device, like a prototype; or 0 */
     int64_t stream;             /* current_work_stream, or 0 */
     int64_t asks_python;        /* whether exports are made by Python code, which has to be told of a stream */
     int64_t is_by_object;       /* whether objects of this type have entries of their own, with `shown` */
@@ -312,6 +313,7 @@ STATUS_STREAMS = 16  # the tensors' producers work on different streams
 STATUS_UNBOUND = 17  # the kernel is not loaded on the tensors' device
 STATUS_DRIVER = 18  # CUDA's driver has refused the launch
 STATUS_RANGE = 19  # a number does not fit into the parameter that a signature declares
+STATUS_CONFIGURATION = 20  # no configuration can be computed for the launch, or devices take none of such a size
 STATUS_NULL_DATA = dltensor.NULL_DATA
 STATUS_DEVICE = dltensor.DEVICE
 STATUS_DTYPE = dltensor.DTYPE

@@ -10,7 +10,7 @@ from . import cpython as c
 from .cfunction import cfunction
 from .dlpack import CPU, CPU_READABLE_MASK, DLPackFlag
 from .dlpack import VERSION as DLPACK_VERSION
-from .native import call_word, load, native, offset_of, sizeof, stack, struct_at
+from .native import call_word, larger, load, native, offset_of, sizeof, stack, store, struct_at
 
 dl_tensor_at = struct_at("DLTensor")
 managed_at = struct_at("DLManagedTensorVersioned")
@@ -212,6 +212,15 @@ def describe(tensor, data, ndim, field, shape, strides):
     tensor.shape = shape
     tensor.strides = strides
     tensor.byte_offset = 0
+
+
+@native
+def packed_strides(ndim, shape, strides):
+    """Store the strides of a packed tensor, in elements."""
+    step = 1
+    for j in range(ndim):
+        store(strides + 8 * (ndim - 1 - j), step)
+        step *= larger(load(shape + 8 * (ndim - 1 - j)), 1)
 
 
 @native

@@ -17,14 +17,16 @@ A pattern is compiled into a *program* of words, from which ``shape_program.eval
 import ast
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
+
+import numpy as np
 
 from . import shape_program as op
 from .dlpack_types import DLDataType
 from .omitted import OMITTED
 from .parameters import Parameters
 from .promotion import promoted
-from .safe_repr import shown
+from .safe_repr import shown, type_name
 
 __all__ = ["Input", "Output", "Pattern", "extents_of", "pattern_of", "shape_of"]
 
@@ -63,6 +65,9 @@ class Output(NamedTuple):
 class Pattern:
     """A parsed notation. Raises ValueError if it is invalid or does not fit the parameters, TypeError if it is not a string."""
 
+    option = "out"
+    """The name of the argument that gives the notation."""
+
     def __init__(self, text: str, names: list[str], what: str):
         self._text, self._names, self._what = text, names, what
         if not isinstance(text, str):
@@ -72,6 +77,18 @@ class Pattern:
         left, arrow, right = text.partition("->")
         if not arrow or "->" in right:
             self._wrong("it needs one '->', inputs on the left and outputs on the right")
+        self._read_inputs(left)
+        self.outputs = [self._output(*item) for item in self._items(right)]
+        last = list(range(len(names) - len(self.outputs), len(names)))
+        if not last or [each.position for each in self.outputs] != last:
+            listed = ", ".join(each.name for each in self.outputs)
+            self._wrong(f"its outputs, {listed or 'none'}, are not the last parameters, in their order ({', '.join(names)})")
+        if any(position in last for position in self._given()):
+            self._wrong("a parameter stands in it twice")
+        self._compile()
+
+    def _read_inputs(self, left: str) -> None:
+        """Read what is on the left of the arrow."""
         self.inputs: list[Input] = []
         self.numbers: dict[str, int] = {}
         """The positions of the parameters that are extents, by name. Others without ``[]`` may be anything."""
@@ -87,19 +104,20 @@ class Pattern:
         for each in self.inputs:
             if each.dims.count(...) > 1:
                 self._wrong(f"{each.name!r} has '...' more than once")
+        if len(set(self._given())) < len(self._given()):
+            self._wrong("a parameter stands in it twice")
         self.variables = list(self.numbers)
         """All names of dimensions."""
         for each in self.inputs:
             self.variables += [dim for dim in each.dims if isinstance(dim, str) and dim not in self.variables]
         self.has_rest = any(... in each.dims for each in self.inputs)
-        self.outputs = [self._output(*item) for item in self._items(right)]
-        last = list(range(len(names) - len(self.outputs), len(names)))
-        if not last or [each.position for each in self.outputs] != last:
-            listed = ", ".join(each.name for each in self.outputs)
-            self._wrong(f"its outputs, {listed or 'none'}, are not the last parameters, in their order ({', '.join(names)})")
-        given = [*self.numbers.values(), *(each.position for each in self.inputs)]
-        if any(given.count(position) > 1 or position >= len(names) - len(self.outputs) for position in given):
-            self._wrong("a parameter stands in it twice")
+
+    def _given(self) -> list[int]:
+        """The positions of the parameters on the left."""
+        return [*self.numbers.values(), *(each.position for each in self.inputs)]
+
+    def _compile(self) -> None:
+        """Make the program, without the parameters that no dimension names."""
         unused = self.numbers.keys() - self._used()
         self.numbers = {name: position for name, position in self.numbers.items() if name not in unused}
         self.variables = [name for name in self.variables if name not in unused]
@@ -108,8 +126,8 @@ class Pattern:
     def __str__(self) -> str:
         return self._text
 
-    def _wrong(self, why: str):
-        raise ValueError(f"{self._what}: out={self._text!r}: {why}") from None
+    def _wrong(self, why: str) -> NoReturn:
+        raise ValueError(f"{self._what}: {self.option}={self._text!r}: {why}") from None
 
     def _items(self, text: str) -> list[tuple]:
         """Return (name, texts of the dimensions or None, name of the type or None) for each item."""
@@ -216,6 +234,22 @@ class Pattern:
             )
         return known
 
+    def values_of(self, given: tuple, defaults: dict[int, Any], name: str) -> list[int]:
+        """Return the values of :attr:`numbers` in a call, whose arguments are `given`, in parameter order. `name`: the kernel's.
+
+        Raises TypeError for one that is no int, OverflowError for one beyond 64 bits.
+        """
+        values = []
+        for position in self.numbers.values():
+            value = defaults[position] if given[position] is OMITTED else given[position]
+            where = f"{name}(): argument {self._names[position]!r} (position {position})"
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+                raise TypeError(f"{where} is an extent in {str(self)!r}: an int, not {type_name(type(value))}")
+            if not -(2**63) <= value < 2**63:
+                raise OverflowError(f"{where} is an extent that does not fit into 64 bits")
+            values.append(int(value))
+        return values
+
     def _program(self) -> list[int]:
         words: list[int] = []
         index = {name: i for i, name in enumerate(self.variables)}
@@ -260,6 +294,10 @@ class Pattern:
             at += 1 + made[at]
         return found
 
+    def _of(self, output: Output) -> str:
+        """The words for an output whose shape cannot be computed."""
+        return f"its output {output.name!r} cannot be made"
+
     def _refuse(self, outcome: int, shapes: list[tuple[int, ...]], variables: list[int], value: int, name: str):
         """Raise the ValueError for a result of `evaluate`. `value`: the value of the expression at which it stopped."""
         why, item, index = outcome & 0xFF, outcome >> 8 & 0xFF, outcome >> 16
@@ -270,7 +308,7 @@ class Pattern:
             reason = f"it has more than {op.MAX_NDIM} dimensions"
             if wrong is not None:
                 reason = f"dimension {ast.unparse(output.dims[index])} {wrong} ({given})"
-            raise ValueError(f"{name}(): its output {output.name!r} cannot be made: {reason}")
+            raise ValueError(f"{name}(): {self._of(output)}: {reason}")
 
         def argument(position: int) -> str:
             return f"{name}(): argument {self._names[position]!r} (position {position})"

@@ -46,7 +46,7 @@ class _Launch:
         kernel = launcher.kernel
         launcher._check()
         self.call = Call(kernel, args, kwargs)
-        given = launcher.configuration
+        given = launcher._configured(kernel._bound_arguments(args, kwargs))
         self._configuration = given._replace(grid=given.cluster or (1, 1, 1), tasks=min(given.tasks, 1))
         self._stream, self._options = launcher._stream, kernel._kernel_options
         self._target = kernel.target
@@ -101,7 +101,7 @@ class _Launch:
     def _own(self) -> list[tuple[str, Statement | None, str]]:
         found: list[tuple[str, Statement | None, str]] = []
         name, cuda = self._target.name, self._target.cuda
-        launch = own_launch(self.empty, self.stream)
+        launch = own_launch(self.empty.kernel, self._configuration, self.stream)
         values = [for_package(info) for info in self.infos]
 
         def device_array(value):

@@ -37,20 +37,32 @@ from ..dispatch.reading import FLAG_MEMORY
 from ..dispatch.type_table import find
 from ..ground import cpython as c
 from ..ground.cfunction import CodeUnit, cfunction, code_cache
-from ..ground.cpython import KERNEL_CONTEXT
 from ..ground.disk_cache import claiming
-from ..ground.dltensor import MAX_NDIM
-from ..ground.native import call_int, call_word, float_of, global_address, larger, load, native, stack, store, struct_at
+from ..ground.dltensor import MAX_NDIM, packed_strides
+from ..ground.native import call_int, call_word, float_of, global_address, load, native, stack, store, struct_at
 from ..ground.numba_code import RUNS_PYTHON
 from ..ground.numba_internals import global_compiler_lock, target_context_with_references
 from ..ground.shape_program import MAX_NUMBER, MAX_VARIABLES
-from .guard import guard_at, guard_of, is_in_memory, is_odd_by, number_in_memory, rank_in_memory, view_in_memory
+from .guard import (
+    guard_at,
+    guard_of,
+    is_in_memory,
+    is_odd_by,
+    is_on_cpu,
+    number_in_memory,
+    rank_in_memory,
+    torch_device_in_memory,
+    view_in_memory,
+)
 from .modes import count_write, has_counter
 
 CDEF = """
 /* A kernel as PyTorch's dispatcher calls it. */
 typedef struct {
-    int64_t kernel;             /* PyObject * */
+    int64_t context;            /* fx_context **, of the kernel; NULL is there before its first call */
+    int64_t call;               /* of a kernel for CUDA: what reads the arguments and launches it, as `call_kernel`; else 0 */
+    int64_t launcher;           /* PyObject *, its launcher */
+    int64_t launch;             /* the launcher's vectorcallfunc while native code makes its launches */
     int64_t owner;              /* PyObject *, makes calls that native code does not, and takes note of exceptions */
     int64_t make_name, note_name;       /* PyObject *, names of its methods for these */
     int64_t tensor_type;        /* PyTypeObject *, torch.Tensor */
@@ -106,7 +118,9 @@ def as_stand_in(boxed, guard, at, handle):
 
 @native
 def allocate(boxed, context, guard, words, given, made):
-    """Allocate the outputs. Stores their handles at `made`, and returns how many there are; -1 if only Python code can.
+    """Allocate the outputs, on the device of the first input. Stores their handles at `made`.
+
+    Returns: how many there are; -1 if only Python code can make them.
 
     `given`: the stand-ins. 1. Read the extents. 2. Compute the shapes. 3. Allocate.
     """
@@ -126,9 +140,12 @@ def allocate(boxed, context, guard, words, given, made):
     at += 8
     end = shapes
     common = 0
+    kind, index = 0, 0
     for i in range(load(at)):
         at += 8
         ob = load(given + 8 * load(at))
+        if i == 0 and not is_on_cpu(guard, ob):
+            kind, index = torch_device_in_memory(guard, ob)
         number = number_in_memory(guard, ob)
         if i == 0 or boxed.promoted == 0:
             common = number
@@ -150,16 +167,13 @@ def allocate(boxed, context, guard, words, given, made):
     shape = wanted
     for i in range(boxed.output_count):
         ndim = load(shape)
-        step = 1
-        for j in range(ndim):
-            store(strides + 8 * (ndim - 1 - j), step)
-            step *= larger(load(shape + 8 * (ndim - j)), 1)
+        packed_strides(ndim, shape + 8, strides)
         dtype = load(boxed.dtypes + 8 * i)
         if dtype == PROMOTED:
             dtype = common
         elif dtype < 0:
             dtype = number_in_memory(guard, load(given + 8 * ~dtype))
-        if call_int(boxed.empty_strided, (ndim, shape + 8, strides, dtype, 0, 0, made + 8 * i)) != 0:
+        if call_int(boxed.empty_strided, (ndim, shape + 8, strides, dtype, kind, index, made + 8 * i)) != 0:
             for j in range(i):
                 call_int(boxed.delete_tensor, (load(made + 8 * j),))
             return -1
@@ -278,9 +292,10 @@ def own_kept(boxed, frame, words, made, stand_ins):
 
 
 @native
-def make_call(boxed, words):
+def make_call(boxed_address, words):
     """Make a call natively. Returns MADE, FAILED with an exception set, or LEFT: nothing was done."""
-    context_address = load(boxed.kernel + KERNEL_CONTEXT)
+    boxed = boxed_at(boxed_address)
+    context_address = load(boxed.context)
     if context_address == 0:
         return LEFT
     context = structs.context_at(context_address)
@@ -304,7 +319,10 @@ def make_call(boxed, words):
             at = stand_ins + 8 * STAND_IN_WORDS * (boxed.count + i)
             store(given + 8 * (boxed.count + i), as_stand_in(boxed, guard, at, load(made + 8 * i)))
     if outputs >= 0:
-        outcome = call_kernel(context_address, frame_address, given, boxed.count + outputs)
+        if boxed.call != 0:
+            outcome = call_word(boxed.call, (boxed_address, frame_address, given, boxed.count + outputs))
+        else:
+            outcome = call_kernel(context_address, frame_address, given, boxed.count + outputs)
         frame = structs.frame_at(frame_address)
         take_back(frame)
         if is_anything_kept(frame, frame.array_count):
@@ -359,7 +377,7 @@ def call_boxed(boxed_address, words, message):
     boxed = boxed_at(boxed_address)
     state = c.PyGILState_Ensure()
     unwrap(boxed, words)
-    outcome = make_call(boxed, words)
+    outcome = make_call(boxed_address, words)
     if outcome == FAILED:
         error = stack(3)
         take_error(error)

@@ -13,6 +13,7 @@ from typing import Any
 
 from .._abi import ffi
 from ..dispatch.allocation import PROMOTED
+from ..ground.cpython import CALLABLE_CONTEXT, KERNEL_CONTEXT
 from ..ground.native import address_of
 from ..ground.once import for_ever, once
 from ..ground.promotion import NONE, promote
@@ -88,6 +89,11 @@ def _promoted():
     return made
 
 
+def _is_launched(kernel) -> bool:
+    """Whether a kernel is a ``LaunchedKernel``."""
+    return hasattr(kernel, "cuda_kernel")
+
+
 def _address(function) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
@@ -101,7 +107,10 @@ class BoxedKernel:
         self._library = ctypes.c_void_p()
         self._buffers = [ffi.new("int64_t[]", list(words) or [0]) for words in (self._kinds, self._dtypes(), schema.mutated)]
         native = self._native = ffi.new("fx_boxed *")
-        native.kernel, native.owner, native.tensor_type = id(kernel), id(self), id(sys.modules["torch"].Tensor)
+        self._key, offset = (b"CUDA", CALLABLE_CONTEXT) if _is_launched(kernel) else (b"CPU", KERNEL_CONTEXT)
+        native.context, native.owner, native.tensor_type = id(kernel) + offset, id(self), id(sys.modules["torch"].Tensor)
+        if _is_launched(kernel):
+            native.call, native.launcher, native.launch = kernel.boxed_call, id(kernel._launcher), kernel._launcher._vectorcall
         native.make_name, native.note_name = (id(for_ever(sys.intern(name))) for name in ("make", "note"))
         native.kinds, native.dtypes, native.mutated = map(address_of, self._buffers)
         native.mutated_count = len(schema.mutated)
@@ -124,6 +133,7 @@ class BoxedKernel:
         return (
             isinstance(math.pow, BuiltinFunctionType)
             and not kernel._is_interpreted
+            and (not _is_launched(kernel) or kernel.is_native)
             and bool(_abi())
             and kernel._native.runtime.is_native
             and len(schema.arguments) + schema.outputs <= MAX_ARGUMENTS
@@ -146,9 +156,9 @@ class BoxedKernel:
         return [word(each.dtype) for each in self._kernel._pattern.outputs]
 
     def register(self, namespace: str, name: str) -> None:
-        """Give the function to the dispatcher, for tensors on the CPU. Raises RuntimeError if it does not take it."""
+        """Give the function to the dispatcher, for tensors in the kernel's place. Raises RuntimeError if it does not take it."""
         abi = _abi()
-        made = abi["aoti_torch_library_init_impl"](namespace.encode(), b"CPU", b"fastexchange", 0, ctypes.byref(self._library))
+        made = abi["aoti_torch_library_init_impl"](namespace.encode(), self._key, b"fastexchange", 0, ctypes.byref(self._library))
         function = ctypes.c_void_p(boxed_function(address_of(self._native), _address(abi["throw"])))
         version = ctypes.c_uint64(abi["aoti_torch_abi_version"]())
         if made != 0 or abi["torch_library_impl"](self._library, name.encode(), function, version) != 0:

@@ -199,6 +199,13 @@ def device_in_memory(offsets, address, ob):
 
 
 @native
+def torch_device_in_memory(offsets, ob):
+    """PyTorch's type of a tensor's device, and its index."""
+    device = load(load(ob + offsets.object) + offsets.device)
+    return device & 0xFF, device >> 8 & 0xFF
+
+
+@native
 def rank_in_memory(offsets, ob):
     """The number of dimensions of a tensor."""
     return load(load(ob + offsets.object) + offsets.ndim)

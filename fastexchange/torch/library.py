@@ -36,8 +36,10 @@ _pending: set[str] = set()
 class Registered:
     """A registered operator: the kernel, its schema and options, PyTorch's overload, and what holds the registrations."""
 
-    def __init__(self, kernel, schema: Schema, options: tuple, overload, function, rows: list[int], libraries, boxed):
+    def __init__(self, kernel, kernels, schema: Schema, options: tuple, overload, function, rows: list[int], libraries, boxed):
         self.kernel, self.schema, self.options, self.overload = kernel, schema, options, overload
+        self.kernels = kernels
+        """Those that get the calls with tensors on the CPU, and on a GPU; None: none does."""
         self.rows = rows
         """Words of its dispatch table, as ``torch.dispatch_table.Table`` gives them."""
         self.depends: tuple[str, str] = "", ""
@@ -62,8 +64,8 @@ class Registered:
 
     def remove(self) -> None:
         """Take the operator back from PyTorch."""
-        if self._boxed is not None:
-            self._boxed.remove()
+        for boxed in self._boxed:
+            boxed.remove()
         for each in self._libraries:
             if each is not None:
                 each._destroy()
@@ -130,7 +132,8 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
     _, backward, setup_context, vmap = options
     namespace, _, short = name.partition("::")
     fragment = for_ever(torch.library.Library(namespace, "FRAGMENT"))  # one that is freed takes the name's OpOverload with it
-    boxed = function = shadows = None
+    function = shadows = None
+    boxed: list[BoxedKernel] = []
     try:
         fragment.define(short + str(schema), tags=_tags(torch))
         _hold(torch, namespace, short)
@@ -138,13 +141,12 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         is_checked = _is_checked()
         on_cpu, on_cuda = _kernels_of(kernel)
         table = Table(overload, on_cuda is not None)
-        if on_cpu is not None and not is_checked and BoxedKernel.takes(on_cpu, schema):
-            boxed = BoxedKernel(on_cpu, schema)
-            boxed.register(namespace, short)
-        elif on_cpu is not None:
-            fragment.impl(short, _implementation(on_cpu, schema, is_checked), "CPU")
-        if on_cuda is not None:
-            fragment.impl(short, _implementation(on_cuda, schema, is_checked), "CUDA")
+        for each, key in (on_cpu, "CPU"), (on_cuda, "CUDA"):
+            if each is not None and not is_checked and BoxedKernel.takes(each, schema):
+                boxed.append(BoxedKernel(each, schema))
+                boxed[-1].register(namespace, short)
+            elif each is not None:
+                fragment.impl(short, _implementation(each, schema, is_checked), key)
         depends = declared, code = declaration_of(kernel, schema, backward), code_of(name, (backward, setup_context, vmap))
         if declared not in name:
             show_in_name(overload, declared)
@@ -163,14 +165,14 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
             rule = _looping(torch, kernel, overload, schema) if is_loop else telling(vmap, code)
             torch.library.register_vmap(name, rule, lib=fragment)
     except BaseException:
-        if boxed is not None:
-            boxed.remove()
+        for each in boxed:
+            each.remove()
         fragment._destroy()
         if shadows is not None:
             shadows._destroy()
         forget_name(name)
         raise
-    made = Registered(kernel, schema, options, overload, function, table.words(), [fragment, shadows], boxed)
+    made = Registered(kernel, (on_cpu, on_cuda), schema, options, overload, function, table.words(), [fragment, shadows], boxed)
     made.depends = depends
     return made
 
@@ -179,7 +181,9 @@ def _kernels_of(kernel) -> tuple:
     """Return the kernels that get the calls with tensors on the CPU and on CUDA devices; None: none."""
     if hasattr(kernel, "cuda_kernel"):
         return kernel.on_cpu, kernel
-    return kernel, kernel if kernel._device_kernel is not None else None
+    if kernel._device_kernel is None:
+        return kernel, None
+    return kernel, kernel.cuda._launched(kernel._kernel_options.launch, None, kernel.mutates, None, kernel.__qualname__)
 
 
 def _implementation(kernel, schema: Schema, is_checked: bool) -> Callable:

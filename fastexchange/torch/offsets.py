@@ -74,6 +74,7 @@ typedef struct {
     int64_t asks;               /* whether the framework is asked instead, because an offset is unknown */
     int64_t asks_autograd;      /* whether it is also asked about autograd */
     int64_t read_shown, check_tensor;   /* of `tensor_kind` */
+    int64_t empty_strided, wrap, delete_tensor; /* functions of PyTorch's, of `new_tensors` */
 } fx_guard;             /* an array of GUARDS; by the ALLOWS_* of a kernel */
 
 /* Functions that answer for a framework: PyObject *(PyObject *self, void *NULL), unless another type is given. */
@@ -155,6 +156,12 @@ class Guard:
             for number in range(GUARDS):
                 for guards in (self._guards, self._checking):
                     setattr(guards[number], function.__name__, function.address)
+
+    def set_all(self, **fields: int) -> None:
+        """Set fields of the guards for all kernels."""
+        for number in range(GUARDS):
+            for name, value in fields.items():
+                setattr(self._guards[number], name, value)
 
     def _set(self, **fields: int) -> None:
         for name, value in fields.items():

@@ -7,7 +7,15 @@ from .._abi import ffi
 from ..arguments.discovery import learn_type
 from ..calls.options import checked_mutates
 from ..dispatch import structs
-from ..ground.cpython import NativeCallable, enable_vectorcall
+from ..dispatch.runtime import runtime
+from ..ground.cpython import (
+    CALLABLE_CONTEXT,
+    CALLABLE_VECTORCALL,
+    KERNEL_CONTEXT,
+    NativeCallable,
+    NativeDispatcher,
+    enable_vectorcall,
+)
 from ..ground.native import address_of
 from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
@@ -39,6 +47,7 @@ class TorchOp(NativeCallable):
     def __init__(self, kernel, name: str, schema: Schema, registered: Registered):
         self.kernel, self.name, self.overload = kernel, name, registered.overload
         self._function, self._schema, self._options = registered.function, schema, registered.options
+        self._kernels, self._waits = registered.kernels, False
         self._has_backward = registered.options[1] is not None
         self._is_replaced, self._is_checked, self._rows = False, registered.is_checked, registered.rows
         registered.operators.add(self)
@@ -53,7 +62,7 @@ class TorchOp(NativeCallable):
 
     def _prepare(self) -> None:
         """Let CPython call native code, once it can tell which calls the kernel may make."""
-        is_native = self.kernel._vectorcall and not self._is_replaced and not self._is_checked and not why_no_modes()
+        is_native = any(map(_is_native, self._kernels)) and not self._is_replaced and not self._is_checked and not why_no_modes()
         if not is_native or not self._rows or (self._schema.mutated and why_no_counts()):
             return
         from .operator_call import vectorcall_operator
@@ -65,14 +74,26 @@ class TorchOp(NativeCallable):
         kinds = [_kinds_of(each) for each in self._schema.arguments]
         self._buffers = [ffi.new("int64_t[]", list(words) or [0]) for words in (self._schema.mutated, names, kinds, self._rows)]
         native = self._native = ffi.new("fx_operator *")
-        native.kernel, native.slow_name = id(self.kernel), id(for_ever(sys.intern("_dispatch")))
+        native.slow_name, native.runtime = id(for_ever(sys.intern("_dispatch"))), runtime().address
         native.tensor_type, native.parameter_type = id(torch.Tensor), id(torch.nn.Parameter)
         native.mutated, native.names, native.kinds, native.rows = map(address_of, self._buffers)
         native.mutated_count, native.count, native.row_count = len(self._schema.mutated), len(names), len(self._rows) // 2
         native.function = 0 if self._function is None else id(self._function)
+        self._take_kernels()
         enable_vectorcall(TorchOp, TorchOp.__call__)
         self._context = address_of(native)
         self._vectorcall = vectorcall_operator.address  # last: Ctrl-C may come between any two statements
+
+    def _take_kernels(self) -> None:
+        """Let native code call the kernels that it can call by now."""
+        native = self._native
+        for place, kernel in enumerate(self._kernels):
+            if _is_native(kernel) and not native.kernels[place]:
+                context = KERNEL_CONTEXT if isinstance(kernel, NativeDispatcher) else CALLABLE_CONTEXT
+                native.contexts[place] = kernel._native.address
+                native.vectorcalls[place] = id(kernel) + context - (CALLABLE_CONTEXT - CALLABLE_VECTORCALL)
+                native.kernels[place] = id(kernel)
+        self._waits = any(kernel is not None and not _is_native(kernel) for kernel in self._kernels)
 
     def _be_replaced(self, registered: Registered) -> None:
         """Let PyTorch's dispatcher make all calls: another kernel has the name now, and compiled graphs call that, too."""
@@ -81,6 +102,8 @@ class TorchOp(NativeCallable):
 
     def _dispatch(self, /, *args, **kwargs):
         """Make a call by PyTorch's dispatcher. Native code calls this."""
+        if self._waits:
+            self._take_kernels()
         return call_overload(self.overload, args, kwargs)
 
     def __repr__(self) -> str:
@@ -99,6 +122,13 @@ class TorchOp(NativeCallable):
 
 
 enable_vectorcall(TorchOp, TorchOp.__call__)
+
+
+def _is_native(kernel) -> bool:
+    """Whether native code can call a kernel by now: one for the CPU, after its first call."""
+    if hasattr(kernel, "prepare"):
+        kernel.prepare()
+    return kernel is not None and bool(kernel._vectorcall)
 
 
 def _kinds_of(argument: Argument) -> int:

@@ -20,6 +20,7 @@ from ..arguments.tensors import (
     pack_found,
 )
 from ..dispatch import structs
+from ..dispatch.allocation import DEVICE_SHIFT
 from ..dispatch.frame import ARRAY_BYTES, EXPORT_BYTES
 from ..dispatch.owning_exports import HOLDING, NATIVELY
 from ..dispatch.pack import (
@@ -316,11 +317,12 @@ def read_tensor_shape(context_address, entry, ob, shape, room):
     if not is_in_memory(guard_at(guard), ob):
         return borrowed_shape(structs.entry_at(entry), ob, shape, room)
     ndim, field, sizes = shape_in_memory(guard_at(guard), guard, ob)
-    if ndim > room or field - 1 >> 16 != 0:  # the field is 0, or has lanes
+    device = device_in_memory(guard_at(guard), guard, ob)
+    if ndim > room or field - 1 >> 16 != 0 or device == 0:  # the field is 0, or has lanes
         return -1
     for i in range(ndim):
         store(shape + 8 * i, load(sizes + 8 * i))
-    return ndim | field << 8
+    return ndim | field << 8 | (device if device & 0xFF != CPU else 0) << DEVICE_SHIFT
 
 
 # ---- their kind ------------------------------------------------------------------------------------------------------

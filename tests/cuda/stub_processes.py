@@ -14,6 +14,7 @@ import importlib, warnings
 import cuda_stub
 stub = cuda_stub.load({directory!r}, force=True)
 warnings.simplefilter("ignore")
+{more}
 for module in {modules!r}:
     importlib.import_module(module)
 """
@@ -25,9 +26,43 @@ def _stage() -> Stage:
     modules = *filter(is_installed, PACKAGES), "fastexchange", "cuda_producers", "pytest"
     with tempfile.TemporaryDirectory() as directory:
         cuda_stub.build(directory)
-        stage = Stage(_LOAD.format(directory=directory, modules=modules))
+        stage = Stage(_LOAD.format(directory=directory, modules=modules, more=""))
     atexit.register(stage.close)
     return stage
+
+
+_LOAD_TORCH = """
+stub.set_devices(3)
+try:
+    torch_stub, why_not = cuda_stub.load_torch({directory!r}), ""
+    torch_stub.set_devices(3)
+except cuda_stub.StubRefused as error:
+    why_not = str(error)
+"""
+
+
+@functools.cache
+def _torch_stage() -> Stage:
+    """The same, where PyTorch has tensors on the stub's devices: see ``cuda_stub.load_torch``."""
+    with tempfile.TemporaryDirectory() as directory:
+        cuda_stub.build(directory)
+        more = _LOAD_TORCH.format(directory=directory)
+        stage = Stage(_LOAD.format(directory=directory, modules=(*filter(is_installed, PACKAGES), "fastexchange"), more=more))
+    atexit.register(stage.close)
+    return stage
+
+
+def why_no_torch() -> str:
+    """Why PyTorch has no tensors on the stub's devices; "" if it has."""
+    return _torch_stage().run("print(why_not, end='')", exits=False).stdout
+
+
+def run_operator_check(name: str, package) -> None:
+    """Call a function of ``operator_checks`` in a process of its own."""
+    code = f"import operator_checks, {package.__name__} as cuda\ncuda.current_context()\n"
+    code += f"operator_checks.{name}(stub, torch_stub, cuda)"
+    ended = _torch_stage().run(code, exits=False)
+    assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
 
 
 PACKAGES = {"numba.cuda": "numba_cuda", "numba_cuda_mlir.cuda": "numba_cuda_mlir"}

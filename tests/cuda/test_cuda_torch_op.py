@@ -32,8 +32,14 @@ def name_of(package, short):
 
 
 def made(package, short, **options):
-    options |= {"launch": lambda x, *others: x.shape[0], "replace": True}
-    return scale_kernel(package).as_torch_op(name_of(package, short), **options)
+    given = {"launch": lambda x, *others: x.shape[0], "replace": True, **options}
+    return scale_kernel(package).as_torch_op(name_of(package, short), **given)
+
+
+def note_launches(op, launches: list) -> None:
+    """Let the operator's kernel add the arguments of its launches to a list. Then Python code makes its calls."""
+    op.kernel.prepare, op.kernel._vectorcall = lambda: None, 0
+    op.kernel._launcher = lambda *args: launches.append(args)
 
 
 def test_pytorch_traces_operators(package):
@@ -53,7 +59,7 @@ def test_pytorch_traces_operators(package):
 def test_a_call_launches_the_kernel_with_its_outputs(package):
     op = made(package, "launched", out="x[n] -> y[n]")
     launches = []
-    op.kernel._launcher = lambda *args: launches.append(args)
+    note_launches(op, launches)
     x = torch.ones(3)
     for args, wanted in [((x, 2.0), (2.0, 1)), ((x, 2.0, 7), (2.0, 7))]:
         y = op.kernel(*args)
@@ -87,7 +93,7 @@ def test_a_kernel_that_writes_to_an_argument(package):
     op = add_there.as_torch_op(name_of(package, "add_to"), launch=(1, 32), mutates="y")
     assert str(op.overload._schema).partition("(")[2] == "Tensor x, Tensor(a!) y) -> ()"
     launches = []
-    op.kernel._launcher = lambda *args: launches.append(args)
+    note_launches(op, launches)
     x, y = torch.ones(3), torch.zeros(3)
     assert op.kernel(x, y) is None and launches[0][0] is x and launches[0][1] is y
 
@@ -132,9 +138,15 @@ def test_bad_input(package):
         assert "scale" in str(caught.value)
 
 
+LAUNCHES = {
+    "tasks": "n", "grid": ("(n + 127) // 128", 128), "fixed": (8, 128), "function": lambda x, *others: x.shape[0],
+}  # fmt: skip
+
+
 @pytest.mark.gpu
-def test_operators_on_a_gpu(package):
-    op = made(package, "on_gpu", cpu=on_cpu, backward=lambda ctx, grad: (3.0 * grad, None, None))
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_operators_on_a_gpu(package, launch):
+    op = made(package, "on_gpu", cpu=on_cpu, launch=launch, backward=lambda ctx, grad: (3.0 * grad, None, None))
     x = torch.arange(1000.0, device="cuda")  # all results are exact, also those of fused multiply-adds
     assert torch.equal(op(x, 3.0), 3 * x + 1)
     stream = torch.cuda.Stream()

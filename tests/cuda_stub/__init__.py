@@ -15,6 +15,8 @@ from __future__ import annotations
 import collections
 import ctypes
 import functools
+import importlib.metadata
+import importlib.util
 import os
 import re
 import subprocess
@@ -215,3 +217,69 @@ def load(directory: str | os.PathLike[str], force: bool = False) -> Stub:
         raise StubRefused(f"this machine has a {SONAME} of its own")
     _loaded = Stub(build(directory))
     return _loaded
+
+
+# ---- PyTorch's tensors on the stub's devices ---------------------------------------------------------------------------
+
+def build_torch(directory: str | os.PathLike[str]) -> Path:
+    """Put what lets PyTorch have tensors on the stub's devices into `directory`, unless it is there, and return its path.
+
+    Compiling it takes some seconds. Raises `StubRefused` without PyTorch, or where it is one for GPUs, or cannot be compiled for.
+    """
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise StubRefused("PyTorch is not installed")
+    folder, release = Path(found.origin).parent, importlib.metadata.version("torch")
+    if (folder / "lib" / "libtorch_cuda.so").exists():
+        raise StubRefused(f"PyTorch {release} has devices of its own")
+    path = Path(directory) / f"torch_cuda-{release}.so"
+    if not path.exists():
+        libraries = folder / "lib"
+        options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w", f"-I{folder / 'include'}"]
+        linked = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            made = Path(scratch, path.name)
+            command = [os.environ.get("CXX", "c++"), *options, "-o", str(made), str(HERE / "torch_cuda.cpp"), *linked]
+            try:
+                subprocess.run(command, check=True, capture_output=True, text=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise StubRefused(f"it cannot be compiled for PyTorch {release}: {error}") from error
+            made.replace(path)
+    return path
+
+
+class TorchOnStub:
+    """What PyTorch's tensors on the stub's devices are made by. Streams are the calling thread's."""
+
+    def __init__(self, path: Path) -> None:
+        self._lib = ctypes.CDLL(str(path))
+        self._lib.stub_torch_stream.restype = ctypes.c_ssize_t
+
+    def set_devices(self, count: int) -> None:
+        self._lib.stub_torch_set_devices(count)
+
+    def set_stream(self, device: int, stream: int) -> None:
+        """Set the current stream of a device, a ``CUstream``."""
+        self._lib.stub_torch_set_stream(device, ctypes.c_ssize_t(stream))
+
+    def stream(self, device: int) -> int:
+        return self._lib.stub_torch_stream(device)
+
+    def device(self) -> int:
+        """The current device."""
+        return self._lib.stub_torch_device()
+
+    def fail(self, count: int) -> None:
+        """Let the next allocations of memory raise ``torch.OutOfMemoryError``."""
+        self._lib.stub_torch_fail(count)
+
+
+def load_torch(directory: str | os.PathLike[str]) -> TorchOnStub:
+    """Import PyTorch for CPUs so that it has tensors on the devices of the stub, which is loaded. Raises `StubRefused`."""
+    if "torch" in sys.modules:
+        raise StubRefused("PyTorch is imported already")
+    made = TorchOnStub(build_torch(directory))
+    import torch
+
+    torch.cuda._initialized = True  # it asks for nothing of a driver's
+    return made

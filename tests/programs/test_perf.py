@@ -303,6 +303,36 @@ def leave_out():
     assert "objects with __cuda_array_interface__: the row is left out (RuntimeError: dtype is not to be read)." in said
 
 
+OPERATORS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import cuda_places
+place = cuda_places.place(True)
+import cuda_rows
+from fastexchange.measuring.timing import time_statements
+assert place.torch is not None or place.why_no_torch
+rows = cuda_rows.Rows(sys.argv[2], place)
+groups = list(rows.operators())
+assert bool(groups) != bool(rows.left_out), rows.left_out
+for group in groups:
+    for row in group.rows:
+        for _ in range(4):  # the last launches have found all that the first had to make
+            place.stub.clear()
+            exec(row.statement.code, dict(row.statement.names))
+        found = [(launch.grid[0] * launch.block[0], len(launch.parameters)) for launch in place.stub.launches]
+        wanted = 2 if "gradient" in row.key else 1
+        assert len(found) == wanted and all(threads >= cuda_rows.SIZE for threads, _ in found), (row.key, found)
+print(len(groups))
+"""
+
+
+@pytest.mark.slow
+@needs_stub
+def test_operators_launch_what_is_launched_by_hand():
+    ended = run_python(OPERATORS, str(PERF), INSTALLED[0], PYTHONWARNINGS="ignore")
+    assert ended.stdout.strip() in ("0", "2")
+
+
 @pytest.mark.slow
 @needs_stub
 def test_a_row_that_a_package_cannot_launch_twice_is_left_out():

@@ -383,7 +383,7 @@ def test_calls_are_the_same_with_native_code_as_with_the_dispatcher():
 
 # ---- native code that PyTorch's dispatcher calls ---------------------------------------------------------------------------
 def is_native(op):
-    return torch_library._registered[op.name]._boxed is not None
+    return bool(torch_library._registered[op.name]._boxed)
 
 
 def memory() -> int:

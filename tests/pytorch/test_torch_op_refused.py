@@ -152,7 +152,7 @@ def test_ctrl_c_in_a_call_of_the_dispatcher(method, monkeypatch):
         raise KeyboardInterrupt
 
     op = fast_args(out="x[n] -> y[n]")(doubled.py_func).as_torch_op(f"fx_test::interrupted_{method.strip('_')}")
-    boxed = torch_library._registered[op.name]._boxed
+    (boxed,) = torch_library._registered[op.name]._boxed
     monkeypatch.setattr(torch_boxed.BoxedKernel if method == "make" else boxed, method, interrupt)
     with pytest.raises(KeyboardInterrupt):
         try:

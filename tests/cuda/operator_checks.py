@@ -1,0 +1,497 @@
+"""What operators of kernels for CUDA do with PyTorch's tensors on the driver stub's devices: see ``test_cuda_operators``.
+
+Each function is called in a process of its own, with the stubs of the driver and of PyTorch, and the package that compiles.
+"""
+
+import gc
+import pickle
+import sys
+import threading
+
+import numpy as np
+import torch
+
+from fastexchange import CudaError, fast_args
+
+SHARED = "x[n], w[n] -> y[n]"
+
+
+def scale_on(cuda):
+    @fast_args
+    @cuda.jit
+    def scale(x, w, y):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            y[i] = w[i] * x[i]
+
+    return scale
+
+
+@fast_args(out=SHARED)
+def scale_on_cpu(x, w, y):
+    for i in range(x.shape[0]):
+        y[i] = w[i] * x[i]
+
+
+def tensors(count=100, device="cuda", **options):
+    return torch.empty(count, device=device, **options), torch.empty(count, device=device, **options)
+
+
+class Python:
+    """Counts the calls of Python functions between an operator and its launch, of these kernels."""
+
+    def __init__(self, *operators):
+        self.calls = 0
+        for operator in operators:
+            for owner in (operator, operator.kernel, operator.kernel._launcher):
+                for name in ("_dispatch", "_call_with_outputs", "_call_slowly", "_call_numba"):
+                    if hasattr(owner, name):
+                        setattr(owner, name, self._counting(getattr(owner, name)))
+
+    def _counting(self, function):
+        def counting(*args, **kwargs):
+            self.calls += 1
+            return function(*args, **kwargs)
+
+        return counting
+
+
+def both_ways(operator):
+    """The operator object, and PyTorch's."""
+    return {"object": operator, "torch.ops": operator.overload}
+
+
+CONFIGURATIONS = {
+    "fixed": ((2, 64), (2, 1, 1), (64, 1, 1)),
+    "tasks": ("n", (1, 1, 1), (256, 1, 1)),
+    "grid": (("(n + 31) // 32", (32, 2)), (4, 1, 1), (32, 2, 1)),
+}
+
+
+def check_launches(stub, torch_stub, cuda):
+    """Outputs are on the inputs' device, the kernel gets the tensors' memory, and no Python code runs in between."""
+    for name, (launch, grid, block) in CONFIGURATIONS.items():
+        operator = scale_on(cuda).as_torch_op(f"fx_check::{name}", launch=launch, out=SHARED)
+        for way, call in both_ways(operator).items():
+            x, w = tensors()
+            for _ in range(4):
+                call(x, w)
+            python = Python(operator)
+            stub.clear()
+            y = call(x, w)
+            assert python.calls == 0, (name, way)
+            assert type(y) is torch.Tensor and (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
+            assert sys.getrefcount(y) == 2 and y._base is None and not y.requires_grad
+            (made,) = stub.launches
+            assert (made.grid, made.block, made.stream) == (grid, block, 0), (name, way)
+            given = [int.from_bytes(each, "little") for each in made.parameters]
+            assert {x.data_ptr(), w.data_ptr(), y.data_ptr()} <= set(given)
+            if way == "object":
+                assert call(w=w, x=x).shape == x.shape and python.calls == 0
+
+
+def check_functions(stub, torch_stub, cuda):
+    """A configuration that a function of Python's gives: it is called with the arguments and outputs."""
+    seen = []
+
+    def launch(x, w, y):
+        seen.append((x, w, y))
+        if x.shape[0] == 13:
+            raise LookupError("thirteen")
+        return x.shape[0] if x.shape[0] < 1000 else ((7, 2), 32)
+
+    operator = scale_on(cuda).as_torch_op("fx_check::function", launch=launch, out=SHARED)
+    for call in both_ways(operator).values():
+        for count, grid in ((300, (2, 1, 1)), (1000, (7, 2, 1))):
+            x, w = tensors(count)
+            for _ in range(3):
+                y = call(x, w)
+                assert stub.launches[-1].grid == grid and seen[-1][0] is x and seen[-1][2] is y
+        try:
+            call(*tensors(13))
+        except LookupError as error:
+            assert str(error) == "thirteen"
+        else:
+            raise AssertionError("it did not raise")
+
+
+def check_schemas(stub, torch_stub, cuda):
+    """Several outputs, dtypes, numbers, defaults, outputs of another rank."""
+
+    @fast_args
+    @cuda.jit
+    def many(x, a: float, k: int, w, flag: bool = True, first=None, second=None, third=None):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            first[i, 0] = a
+
+    out = "x[n], k, w[n] -> first[n, k]: x, second[2 * n], third[]: int32"
+    operator = many.as_torch_op("fx_check::many", launch=("k", "n"), out=out)
+    wanted = {torch.float16: torch.float32, torch.float64: torch.float64, torch.int8: torch.float32}
+    for dtype, promoted in wanted.items():
+        x, w = torch.empty(6, device="cuda:1", dtype=dtype), torch.empty(6, device="cuda:1", dtype=torch.float32)
+        for call in both_ways(operator).values():
+            for _ in range(4):
+                made = call(x, 2.0, 3, w)
+                again = call(x, 2.0, 3, w, False)
+                assert [each.dtype for each in made] == [dtype, promoted, torch.int32]
+                assert [tuple(each.shape) for each in made] == [(6, 3), (12,), ()] == [tuple(each.shape) for each in again]
+                assert all(each.device == x.device and each.is_contiguous() for each in made)
+                assert stub.launches[-1].grid == (3, 1, 1) and stub.launches[-1].block == (6, 1, 1)
+    python = Python(operator)
+    operator(x, 2.0, 3, w)
+    operator.overload(x, 2.0, 3, w)
+    assert python.calls == 0
+
+
+def check_devices_and_streams(stub, torch_stub, cuda):
+    """The launch is on the device and the current stream of the inputs, whatever the current device is; that does not change."""
+    operator = scale_on(cuda).as_torch_op("fx_check::places", launch="n", out=SHARED)
+    for device in (1, 0, 2, 1):
+        with cuda.gpus[device]:
+            stream = cuda.stream()
+        for call in both_ways(operator).values():
+            x, w = tensors(device=f"cuda:{device}")
+            for _ in range(4):
+                torch_stub.set_stream(device, int(stream.handle))
+                y = call(x, w)
+                launch = stub.launches[-1]
+                assert (y.device, launch.device, launch.stream) == (x.device, device, int(stream.handle))
+                torch_stub.set_stream(device, 0)
+                call(x, w)
+                assert stub.launches[-1].stream == 0 and torch_stub.device() == 0
+
+
+def errors_of(call, *args, **kwargs):
+    """The exceptions of a call three times: their types and texts."""
+    found = []
+    for _ in range(3):
+        try:
+            call(*args, **kwargs)
+        except Exception as error:
+            found.append((type(error), str(error).partition("\n")[0]))
+        else:
+            found.append(None)
+    assert found[0] == found[1] == found[2], found
+    return found[0]
+
+
+def check_errors(stub, torch_stub, cuda):
+    """What is refused is refused in the same words before and after the first launches, and leaves nothing."""
+    operator = scale_on(cuda).as_torch_op("fx_check::refused", launch=("n // 4", 32), out=SHARED)
+    x, w = tensors()
+    other = torch.empty(100, device="cuda:1")
+    cases = [
+        ((x, other), BufferError, "kDLCUDA:1, but an earlier argument is on kDLCUDA:0"),
+        ((x, w[:50]), ValueError, "dimension n of its shape differs"),
+        ((x, torch.empty(100, 2, device="cuda")), ValueError, "has 2 dimensions"),
+        ((x[:3], w[:3]), ValueError, "a grid of (0, 1, 1) blocks, for x of shape (3,), w of shape (3,)"),
+        ((x.new_empty(100, requires_grad=True), w), BufferError, "requires grad"),
+        ((torch.ones(3), torch.ones(3)), NotImplementedError, "'CPU'"),
+    ]
+    for warm in range(2):
+        for args, kind, said in cases:
+            for way, call in both_ways(operator).items():
+                found = errors_of(call, *args)
+                assert found is not None and (found[0] is kind or way == "torch.ops") and said in found[1], (warm, way, found)
+        for call in both_ways(operator).values():
+            for _ in range(4):
+                call(x, w)
+    mixed = errors_of(operator, x, torch.ones(100)), errors_of(operator.overload, x, torch.ones(100))
+    assert mixed[0] is not None and mixed[1] is not None and mixed[0][1] == mixed[1][1] and "kDLCPU" in mixed[0][1]
+    before = stub.allocations(), sys.getrefcount(x)
+    for args, _, _ in cases:
+        for call in both_ways(operator).values():
+            for _ in range(20):
+                errors_of(call, *args)
+    gc.collect()
+    assert (stub.allocations(), sys.getrefcount(x)) == before
+    for call, kind in ((operator, CudaError), (operator.overload, RuntimeError)):
+        stub.fail("cuLaunchKernel", 701, sticky=True)
+        found = errors_of(call, x, w)
+        assert found[0] is kind and "was not launched" in found[1], found
+        stub.reset()
+        call(x, w)
+    for call in both_ways(operator).values():
+        torch_stub.fail(3)  # native code tries twice at most, then PyTorch's own function raises
+        found = []
+        try:
+            call(x, w)
+        except RuntimeError as error:
+            found.append((type(error), str(error)))
+        assert found and "no memory, as it was asked for" in found[0][1], found
+        assert found[0][0] is torch.OutOfMemoryError or call is operator.overload
+        torch_stub.fail(0)
+        assert call(x, w).shape == x.shape
+
+
+def check_nothing_is_left(stub, torch_stub, cuda):
+    """Many calls allocate nothing but their outputs, whose memory PyTorch's allocator gets back."""
+    operator = scale_on(cuda).as_torch_op("fx_check::kept", launch="n", out=SHARED)
+    x, w = tensors()
+    for call in both_ways(operator).values():
+        for _ in range(4):
+            call(x, w)
+        stub.set_fast(True)
+        before, references = stub.allocations(), sys.getrefcount(x)
+        gc.collect()
+        objects = len(gc.get_objects())
+        for _ in range(1000):
+            y = call(x, w)
+        assert stub.allocations() - before <= 1 and sys.getrefcount(x) == references
+        assert abs(len(gc.get_objects()) - objects) < 50
+        address = y.data_ptr()
+        del y
+        assert call(x, w).data_ptr() == address
+        stub.set_fast(False)
+
+
+def check_empty_tensors(stub, torch_stub, cuda):
+    """0 tasks are no launch; the outputs are there."""
+    operator = scale_on(cuda).as_torch_op("fx_check::empty", launch="n", out=SHARED)
+    for call in both_ways(operator).values():
+        for _ in range(5):
+            y = call(*tensors(0))
+            assert y.shape == (0,) and y.device.type == "cuda" and not stub.launches
+
+
+def check_one_operator_for_cpu_and_gpu(stub, torch_stub, cuda):
+    """Calls go to the kernel for the tensors' place, natively; those with tensors in both are PyTorch's dispatcher's."""
+    operator = scale_on(cuda).as_torch_op("fx_check::both", launch="n", cpu=scale_on_cpu)
+    here, there = (torch.arange(5.0), torch.full((5,), 2.0)), tensors(5)
+    for _ in range(5):
+        for call in both_ways(operator).values():
+            assert call(*here).tolist() == [0, 2, 4, 6, 8] and call(*there).device == there[0].device
+    python = Python(operator)
+    stub.clear()
+    for call in both_ways(operator).values():
+        assert call(*here).tolist() == [0, 2, 4, 6, 8] and call(*there).device == there[0].device
+    assert python.calls == 0 and len(stub.launches) == 2
+    found = [errors_of(call, here[0], there[0]) for call in both_ways(operator).values()]
+    assert found[0] is not None and found[1] is not None and found[0][1] == found[1][1], found
+
+
+def check_writes(stub, torch_stub, cuda):
+    """An operator that writes to an argument, with a kernel for the CPU and one for GPUs: both count the write."""
+
+    @cuda.jit
+    def add_there(x, y):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            y[i] += x[i]
+
+    @fast_args(cuda=add_there, launch="x[n] -> n", mutates="y")
+    def add(x: "torch.Tensor", y: "torch.Tensor"):
+        y += x
+
+    operator = add.as_torch_op("fx_check::add_to")
+    for x, y in ((torch.ones(3), torch.zeros(3)), tensors(300)):
+        for call in both_ways(operator).values():
+            for _ in range(5):
+                version = y._version
+                assert call(x, y) is None and y._version == version + 1
+    assert y.device.type == "cuda" and len(stub.launches) == 10 and stub.launches[-1].grid == (2, 1, 1)
+    python, version = [], y._version
+    operator._dispatch = python.append
+    operator(x, y)
+    assert not python and y._version == version + 1
+
+
+def check_gradients(stub, torch_stub, cuda):
+    """The kernels of a backward pass are launched by autograd's thread for the device, on the stream of the forward pass."""
+
+    @fast_args
+    @cuda.jit
+    def scale_backward(x, w, grad_y, grad_x, grad_w):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            grad_x[i] = w[i] * grad_y[i]
+
+    @fast_args(out="x[n], w[n], grad_y[n] -> grad_x[n], grad_w[n]")
+    def backward_on_cpu(x, w, grad_y, grad_x, grad_w):
+        for i in range(x.shape[0]):
+            grad_x[i] = w[i] * grad_y[i]
+            grad_w[i] = x[i] * grad_y[i]
+
+    backward = scale_backward.as_torch_op("fx_check::scale_backward", launch=("n", 32), cpu=backward_on_cpu)
+    operator = scale_on(cuda).as_torch_op("fx_check::scale", launch=("n", 64), cpu=scale_on_cpu, backward=backward)
+    with cuda.gpus[1]:
+        stream = cuda.stream()
+    for call in both_ways(operator).values():
+        for place in ("cuda:1", "cuda:0", "cpu"):
+            x, w = (torch.ones(7, device="cpu") if place == "cpu" else torch.empty(7, device=place) for _ in range(2))
+            x.requires_grad_()
+            w.requires_grad_()
+            handle = int(stream.handle) if place == "cuda:1" else 0
+            torch_stub.set_stream(1, handle)
+            for _ in range(3):
+                stub.clear()
+                y = call(x, w)
+                assert y.requires_grad and y.device == x.device
+                torch_stub.set_stream(1, 0)  # autograd sets that of the forward pass
+                grads = torch.autograd.grad(y, (x, w), torch.empty_like(y) if place != "cpu" else torch.ones(7))
+                torch_stub.set_stream(1, handle)
+                assert [each.device for each in grads] == [x.device] * 2 and [each.shape for each in grads] == [x.shape] * 2
+                if place == "cpu":
+                    assert not stub.launches and grads[0].tolist() == [1.0] * 7
+                    continue
+                first, second = stub.launches
+                assert (first.block, second.block) == ((64, 1, 1), (32, 1, 1))
+                assert first.stream == second.stream == handle and first.device == second.device == x.device.index
+                assert first.thread != second.thread
+            torch_stub.set_stream(1, 0)
+    python = Python(backward)
+    x, w = tensors(7, "cuda:1", requires_grad=True)
+    y = operator(x, w)
+    torch.autograd.grad(y, (x, w), torch.empty_like(y))
+    assert python.calls == 0
+
+
+def check_modes(stub, torch_stub, cuda):
+    """Modes, and implementations of the program's own, get the calls."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    operator = scale_on(cuda).as_torch_op("fx_check::seen", launch="n", out=SHARED)
+    x, w = tensors()
+    for _ in range(4):
+        operator(x, w)
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        operator(x, w)
+    assert seen[0] is operator.overload
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+        stub.clear()
+        y = operator(fake, fake)
+        assert y.device == x.device and y.shape == x.shape and type(y) is type(fake) and not stub.launches
+    with torch.inference_mode():
+        assert operator(x, w).is_inference()
+    library = torch.library.Library("fx_check", "IMPL")
+    library.impl("seen", lambda x, w: x.new_empty(1), "CUDA", allow_override=True)
+    assert operator(x, w).shape == (1,)
+    library._destroy()
+    assert operator(x, w).shape == x.shape
+
+
+def check_outputs_that_are_given(stub, torch_stub, cuda):
+    """The kernel of an operator takes its outputs, too, and refuses those with other shapes, in every call."""
+    kernel = scale_on(cuda).as_torch_op("fx_check::given", launch="n", out=SHARED).kernel
+    x, w = tensors()
+    for _ in range(5):
+        given = torch.empty_like(x)
+        assert kernel(x, w, given) is given and kernel(x, w, y=None).shape == x.shape
+        stub.clear()
+        found = errors_of(kernel, x, w, torch.empty(5, device="cuda"))
+        assert found is not None and found[0] is ValueError and "its shape is (5,), and must be (100,)" in found[1]
+        assert not stub.launches
+
+
+def check_pickles(stub, torch_stub, cuda):
+    """An operator is pickled with its kernels and configuration, if these can be."""
+    kernel = fast_args(cuda.jit(triple))
+    x, _ = tensors(300)
+    for launch in ("n", (3, 32), ("(n + 31) // 32", 32)):
+        operator = kernel.as_torch_op(f"fx_check::pickled_{len(str(launch))}", launch=launch, out="x[n] -> y[n]")
+        again = pickle.loads(pickle.dumps(operator))
+        assert again.overload is operator.overload and again(x).shape == x.shape
+        copied = pickle.loads(pickle.dumps(operator.kernel))
+        grids = []
+        for each in (operator.kernel, copied):
+            each(x)
+            grids.append(stub.launches[-1].grid)
+        assert copied == operator.kernel or copied.cuda_kernel is not kernel
+        assert grids[0] == grids[1]
+
+
+def triple(x, y):
+    y[0] = 3 * x[0]
+
+
+def check_threads(stub, torch_stub, cuda):
+    """Threads that call one operator with tensors of other shapes: each launch has its own sizes."""
+    stub.set_fast(False)
+    operator = scale_on(cuda).as_torch_op("fx_check::threads", launch=("n", 32), out=SHARED)
+    found = []
+
+    def act(count):
+        x, w = tensors(count)
+        for i in range(300):
+            call = operator if i % 2 else operator.overload
+            y = call(x, w)
+            if y.shape != x.shape:
+                found.append(y.shape)
+
+    act(1)
+    stub.clear()
+    threads = [threading.Thread(target=act, args=(count,)) for count in (5, 50, 500)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    by_thread: dict = {}
+    for launch in stub.launches:
+        by_thread.setdefault(launch.thread, set()).add(launch.grid[0])
+    assert sorted(map(sorted, by_thread.values())) == [[5], [50], [500]] and len(stub.launches) == 900 and not found
+
+
+def check_package_launches(stub, torch_stub, cuda):
+    """Kernels that the package launches itself, and those that stop being launched natively."""
+
+    def debugged(x, w, y):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            y[i] = x[i]
+
+    kernel = fast_args(cuda.jit(debug=True, opt=False)(debugged))
+    operator = kernel.as_torch_op("fx_check::debugged", launch=("(n + 31) // 32", 32), out=SHARED)
+    assert operator.kernel._launcher.why_not and not operator.kernel.is_native
+    operator = scale_on(cuda).as_torch_op("fx_check::retired", launch="n", out=SHARED)
+    x, w = tensors()
+    for call in both_ways(operator).values():
+        for _ in range(4):
+            call(x, w)
+    operator.kernel._launcher._retire()
+    for call in both_ways(operator).values():
+        found = errors_of(call, x, w)
+        assert found is not None and "reset" in found[1], found
+
+
+def check_recompiled(stub, torch_stub, cuda):
+    """After ``recompile()`` and a reset of the device the kernel is loaded anew."""
+    kernel = scale_on(cuda)
+    operator = kernel.as_torch_op("fx_check::again", launch="n", out=SHARED)
+    x, w = tensors()
+    for call in both_ways(operator).values():
+        for _ in range(4):
+            call(x, w)
+        kernel.recompile()
+        stub.clear()
+        for _ in range(4):
+            assert call(x, w).shape == x.shape
+        assert len(stub.launches) == 4
+
+
+def check_random_shapes(stub, torch_stub, cuda):
+    """Shapes of outputs and grids are those of Python's arithmetic."""
+
+    @fast_args
+    @cuda.jit
+    def pad(x, k, y):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            y[i, 0] = x[i, 0]
+
+    operator = pad.as_torch_op("fx_check::pad", launch=("(m + k - 1) // k, n", "k"), out="x[m, n], k -> y[m + 2 * k, n // 2]")
+    rng = np.random.default_rng(1)
+    for m, n, k in rng.integers(1, 60, (200, 3)).tolist():
+        base = torch.empty(n, 2 * m, device="cuda")
+        x = base[:, ::2].t() if k % 2 else torch.empty(m, n, device="cuda")
+        for call in both_ways(operator).values():
+            y = call(x, k)
+            assert tuple(y.shape) == (m + 2 * k, n // 2) and y.is_contiguous()
+            assert stub.launches[-1].grid == (-(-m // k), n, 1) and stub.launches[-1].block == (k, 1, 1)

@@ -1,0 +1,179 @@
+"""Launch configurations in the notation of shapes: what is launched, whoever reads the arguments, and what is refused."""
+
+import pickle
+
+import numpy as np
+import pytest
+from cuda_producers import ArrayInterface
+from launches import Interface, dispatcher_of, launch_cached, tensor
+
+from fastexchange import fast_args
+from fastexchange.cuda.device_kernel import launcher_of
+
+
+def launcher(package, launch, parameters="x, y", out=None, **options):
+    """The launcher of an empty kernel with these parameters."""
+    namespace: dict = {}
+    exec(f"def kernel({parameters}): pass", namespace)
+    return launcher_of(fast_args(package.jit(**options)(namespace["kernel"])), launch, "made", out)
+
+
+def sizes(stub):
+    launch = stub.launches[-1]
+    return launch.grid, launch.block, launch.shared
+
+
+CONFIGURATIONS = [  # a configuration, the notation of outputs, shapes of x and y, grid and block
+    (("(n + 15) // 16", 16), "x[n] -> y[n]", (100,), (100,), (7, 1, 1), (16, 1, 1)),
+    (("(m + 15) // 16, n", (16, 8)), "x[m, n] -> y[n, m]", (33, 5), (5, 33), (3, 5, 1), (16, 8, 1)),
+    ((("m", "n", 2), "n, 2 * n"), "x[m, n] -> y[m]", (6, 3), (6,), (6, 3, 2), (3, 6, 1)),
+    (("x[..., d], y[..., 2] -> d", 32), None, (7, 9, 4), (7, 9, 2), (4, 1, 1), (32, 1, 1)),
+    ((4, "n"), "x[n] -> y[n]", (64,), (1,), (4, 1, 1), (64, 1, 1)),
+    (("n - 2", 32, None, 100), "x[n] -> y[]", (3,), (), (1, 1, 1), (32, 1, 1)),
+    ("n", "x[n] -> y[n]", (1000,), (1000,), (4, 1, 1), (256, 1, 1)),
+    ("x[m, n] -> m * n", None, (100, 30), (1,), (12, 1, 1), (256, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("given", CONFIGURATIONS, ids=lambda given: str(given[0]))
+def test_each_launch_has_the_sizes_for_its_shapes(package, stub, given):
+    launch, out, x_shape, y_shape, grid, block = given
+    f = launcher(package, launch, out=out)
+    x, y = tensor(package, x_shape), tensor(package, y_shape)
+    shared = 100 if len(launch) == 4 else 0
+    for call in (lambda: f(x, y), lambda: f(y=y, x=x), lambda: launch_cached(f, x, y), f.bind(x, y), lambda: f(Interface(x), y)):
+        stub.clear()
+        call()
+        assert sizes(stub) == (grid, block, shared)
+
+
+def test_other_shapes_have_other_sizes_in_the_next_launch(package, stub):
+    f = launcher(package, ("(m + 15) // 16, n", 16), out="x[m, n] -> y[m]")
+    rng = np.random.default_rng(0)
+    for m, n in rng.integers(1, 1000, (50, 2)).tolist():
+        f(tensor(package, (m, n)), tensor(package, (m,)))
+        assert stub.launches[-1].grid == ((m + 15) // 16, n, 1)
+    assert f.kernel.counts().slow == 1
+
+
+NUMBERS = [3, np.int8(3), np.uint8(200), np.int16(300), np.int32(70_000), np.uint64(5)]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__ + str(number))
+def test_ints_are_extents(package, stub, number):
+    f = launcher(package, ("2 * count", 32), "p, x, a, count=4, y=None", out="x[n], count -> y[n]")
+    x, y = tensor(package), tensor(package)
+    for _ in range(5):
+        f((1, (2.0, x)), x, 1j, number, y)  # words and keys of other arguments come before
+        assert stub.launches[-1].grid == (2 * int(number), 1, 1)
+    f((1, (2.0, x)), x, 1j, y=y)
+    assert stub.launches[-1].grid == (8, 1, 1)
+
+
+def test_launches_that_python_or_the_package_makes(package, stub):
+    f = launcher(package, ("(n + 31) // 32", 32), out="x[n] -> y[n]")
+    f(np.ones(70, np.float32), package.device_array(70, np.float32))  # the package copies an array of the host
+    assert sizes(stub)[:2] == ((3, 1, 1), (32, 1, 1))
+    f(ArrayInterface(stub, (70,), version=2), tensor(package, (70,)))  # Python code exports it
+    assert sizes(stub)[:2] == ((3, 1, 1), (32, 1, 1))
+    for launch, threads in (("(n + 31) // 32", 32), 320), ("n", 300):
+        f = launcher(package, launch, out="x[n] -> y[n]", debug=True, opt=False)
+        f(package.device_array(300, np.float32), package.device_array(300, np.float32))
+        grid, block, _ = sizes(stub)
+        assert grid[0] * block[0] >= threads and grid[1:] == block[1:] == (1, 1)
+
+
+def test_no_tasks_launch_nothing(package, stub):
+    f = launcher(package, "n", out="x[n] -> y[n]")
+    for shape, count in ((3,), 1), ((0,), 1), ((3,), 2), ((0,), 2):
+        f(tensor(package, shape), tensor(package, shape))
+        assert len(stub.launches) == count
+
+
+REFUSED = [  # a configuration, shape of x, error, message
+    (("n // 4", 32), (3,), ValueError, r"grid of \(0, 1, 1\) blocks, for x of shape \(3,\)"),
+    (("1, n", 32), (65536,), ValueError, r"grid of \(1, 65536, 1\).*65535"),
+    (("n * n", 32), (2**20,), ValueError, "grid of"),
+    (("1", "n"), (1025,), ValueError, r"block of \(1025, 1, 1\) threads.*1 to 1024"),
+    (("1", "32, n"), (33,), ValueError, "block of"),
+    (("1", "1, 1, n"), (65,), ValueError, "block of.*64 in its third"),
+    (("1", "n"), (0,), ValueError, "block of"),
+    (("n - 5", 32), (3,), ValueError, r"its grid cannot be computed.*is -2 \(n=3\)"),
+    (("4 // n", 32), (0,), ValueError, "divides by zero"),
+    (("n", 32), (3, 3), ValueError, "'x'.*has 2 dimensions"),
+]
+
+
+@pytest.mark.parametrize("given", REFUSED, ids=lambda given: str(given[:2]))
+def test_sizes_that_are_refused(package, stub, given):
+    launch, shape, error, message = given
+    f = launcher(package, launch, "x", out="x[n] -> y[n]")
+    good = launcher(package, ("(n + 3) // 3", 32), "x", out="x[n] -> y[n]")
+    x = tensor(package, shape)
+    for _ in range(3):  # also after launches that have made a cache entry
+        with pytest.raises(error, match=message) as caught:
+            f(x)
+        assert "kernel()" in str(caught.value)
+    assert not stub.launches
+    good(tensor(package, (3,)))
+    assert len(stub.launches) == 1
+
+
+@pytest.mark.parametrize("value, error", [(2.0, TypeError), (True, TypeError), (2**63, OverflowError), ((1, 2), TypeError)])
+def test_arguments_that_are_no_extents(package, stub, value, error):
+    f = launcher(package, ("k", 32), "x, k", out="x[n], k -> y[k]")
+    f(tensor(package), 3)
+    with pytest.raises(error, match=r"'k' .position 1. is an extent"):
+        f(tensor(package), value)
+    with pytest.raises(TypeError, match=r"'x' .position 0.*needs its shape, and a float has none"):
+        f(1.0, 3)
+    assert len(stub.launches) == 1
+
+
+BAD = [  # a configuration, the notation of outputs, the error, its message
+    ("k", "x[n] -> y[n]", ValueError, "launch='k': 'k' is no dimension"),
+    ("n", None, ValueError, "launch='n': its names are not known"),
+    ("", "x[n] -> y[n]", ValueError, "'' is no dimension"),
+    ("n, n", "x[n] -> y[n]", ValueError, "a text alone is a number of tasks"),
+    ("z[n] -> n", None, ValueError, "'z' is no parameter"),
+    ("n.size", "x[n] -> y[n]", ValueError, "names and numbers"),
+    ("...", "x[...] -> y[...]", ValueError, "any number of dimensions"),
+    (("n, n, n, n", 32), "x[n] -> y[n]", ValueError, "one to three dimensions, not 4"),
+    (("n", 2.5), "x[n] -> y[n]", TypeError, "made of ints and of texts"),
+    (("n", ()), "x[n] -> y[n]", ValueError, "one to three dimensions, not 0"),
+    (("n",), "x[n] -> y[n]", ValueError, "optionally with stream"),
+    (("n", 32, None, -1), "x[n] -> y[n]", ValueError, "shared is a number of bytes"),
+    (5, "x[n] -> y[n]", TypeError, "a number of tasks in the notation of shapes"),
+]
+
+
+@pytest.mark.parametrize("launch, out, error, message", BAD, ids=str)
+def test_configurations_that_are_refused(package, launch, out, error, message):
+    with pytest.raises(error, match=message) as caught:
+        launcher(package, launch, out=out)
+    assert "made" in str(caught.value) or "kernel[...]" in str(caught.value)
+
+
+def test_cpu_and_gpu_under_one_name(package, stub):
+    @fast_args(cuda=dispatcher_of(package, 2), launch="a0[n] -> n")
+    def both(a0, a1):
+        a1[:] = a0
+
+    x = np.ones(3)
+    y = np.zeros(3)
+    both(x, y)
+    assert y.tolist() == [1, 1, 1] and not stub.launches
+    for _ in range(3):
+        both(tensor(package, (600,)), tensor(package, (600,)))
+        assert stub.launches[-1].grid == (3, 1, 1)
+
+
+def test_a_launcher_tells_its_notation(package, stub):
+    f = launcher(package, ("(n + 31) // 32", 32), out="x[n] -> y[n]")
+    assert "launch=('(n + 31) // 32', 32)" in repr(f)
+    stub.fail("cuLaunchKernel", 701)
+    with pytest.raises(Exception, match=r"was not launched .launch=.*n . 31"):
+        f(tensor(package), tensor(package))
+    assert f.explain(tensor(package), tensor(package)).kind != "refused"
+    notation = pickle.loads(pickle.dumps(f.configuration.notation))
+    assert notation.words == f.configuration.notation.words
