@@ -26,8 +26,6 @@ if torch is None and jax is None:
 
 
 # ---- what is computed: the formulas by `xp`, which is torch or jax.numpy ---------------------------------------------------
-
-
 def exponentials(xp, x):
     return xp.exp(x) / xp.exp(x).sum(1)[:, None]
 
@@ -69,8 +67,6 @@ DIFFERENT = ["softmax", "rms_norm", "rotary, halves", "cross_entropy, smoothed"]
 
 
 # ---- the frameworks --------------------------------------------------------------------------------------------------------
-
-
 class OfTorch:
     """PyTorch: what it makes of arrays, and how it differentiates."""
 
@@ -186,8 +182,6 @@ def test_integers_have_no_gradient():
 
 
 # ---- operators of PyTorch that have a name ---------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_opcheck(name):

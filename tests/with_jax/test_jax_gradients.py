@@ -245,8 +245,6 @@ def test_a_function_that_returns_too_few_gradients():
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 def test_pytorch_differentiates_the_same_kernels():
     x, w = torch.arange(4.0, dtype=torch.float64, requires_grad=True), torch.ones(4, dtype=torch.float64, requires_grad=True)

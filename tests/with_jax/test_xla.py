@@ -121,8 +121,6 @@ def test_vmap_is_a_loop_over_the_batch(is_compiled):
 
 
 # ---- arguments -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", [2, 2.5, True, 1j, np.float32(0.1), np.int8(3), np.uint64(2**40), np.complex64(2j)])
 def test_numbers_are_constants_and_traced_ones_are_numbers(number):
     x = x8.astype("complex64") if np.iscomplexobj(number) else x8
@@ -192,8 +190,6 @@ def test_an_array_of_jax_is_written_to_only_in_a_compiled_function():
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------------
-
-
 @fast_args
 def total(x):
     return x.sum()
@@ -262,8 +258,6 @@ def test_an_exception_of_a_kernel_is_in_jaxs_error():
 
 
 # ---- threads, Python, lifetimes --------------------------------------------------------------------------------------------
-
-
 def in_parallel(x, y):
     for i in numba.prange(x.size):
         y[i] = x[i] * 2
