@@ -25,11 +25,11 @@ typedef void (*Function)(void); /* of any type */
 
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, FILE_NOT_FOUND = 301, INVALID_HANDLE = 400, ILLEGAL_STATE = 401,
-    NOT_FOUND = 500, OUT_OF_RESOURCES = 701, PEER_ALREADY_ENABLED = 704, PEER_NOT_ENABLED = 705,
-    CONTEXT_IS_DESTROYED = 709, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, COOPERATIVE_TOO_LARGE = 720,
+    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, ILLEGAL_STATE = 401,
+    NOT_FOUND = 500, OUT_OF_RESOURCES = 701,
+    CONTEXT_IS_DESTROYED = 709, COOPERATIVE_TOO_LARGE = 720,
     NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
-    CAPTURE_UNMATCHED = 903, CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907,
+    CAPTURE_UNMATCHED = 903, CAPTURE_IMPLICIT = 906,
 };
 
 enum {
@@ -40,7 +40,7 @@ static const unsigned long long MEMORY = 80ull << 30;
 
 /* Objects */
 
-typedef enum { CONTEXT = 1, LIBRARY, KERNEL, MODULE, FUNCTION, STREAM, EVENT, POOL, GRAPH, GRAPH_EXEC } Kind;
+typedef enum { CONTEXT = 1, LIBRARY, KERNEL, MODULE, FUNCTION, STREAM, EVENT, POOL, GRAPH } Kind;
 
 typedef struct Object {
     struct Object *next; /* in its bucket */
@@ -51,11 +51,9 @@ typedef struct Object {
 
 typedef struct Context {
     Object object;
-    int device, primary, retained, active, api_version; /* a primary one is active from its first retaining to a reset */
+    int device, primary, retained, active; /* a primary one is active from its first retaining to a reset */
     unsigned flags;
     unsigned long long id;
-    unsigned long long limits[16];
-    unsigned peers; /* a bit per device that it may reach */
 } Context;
 
 typedef struct Global {
@@ -120,7 +118,6 @@ typedef struct Stream {
     Object object;
     struct Stream *next;
     unsigned flags;
-    int priority;
     unsigned long long id;
     Graph *graph; /* that captures it */
 } Stream;
@@ -143,7 +140,7 @@ enum { HOST = 1, DEVICE = 2 }; /* CUmemorytype */
 typedef struct {
     CUdeviceptr base;
     unsigned long long size, id;
-    int type, device, managed, registered; /* registered: the memory is the caller's */
+    int type, device, managed;
     unsigned flags;
     Context *context;
     Pool *pool;
@@ -160,7 +157,6 @@ static unsigned long long next_id = 1, used[MAX_DEVICES];
 static int occupancy_grid = 264, occupancy_block = 256;
 static _Thread_local Context *stack[STACK];
 static _Thread_local int depth;
-static _Thread_local int capture_mode;
 
 #define LIST(type, name) static struct { type *items; long count, capacity; } name
 #define APPEND(list, item) do { \
@@ -175,7 +171,6 @@ LIST(stub_launch *, launches);
 LIST(stub_entry, entries);
 LIST(const char *, trace);
 LIST(const char *, failed);
-LIST(char *, missing);
 LIST(Allocation, allocations); /* by base, rising */
 
 static void *must(void *memory)
@@ -325,12 +320,12 @@ static CUresult to_stream(void *handle, Target *target)
     return target->graph && target->graph->invalid ? CAPTURE_INVALIDATED : SUCCESS;
 }
 
-/* Calls that may not happen while a stream is captured (unless its mode or the thread's is relaxed). */
+/* Calls that may not happen while a stream is captured (unless its mode is relaxed). */
 static CUresult not_capturing(void)
 {
     for (Stream *stream = streams; stream; stream = stream->next) {
         Graph *graph = stream->object.alive ? stream->graph : NULL;
-        if (!graph || graph->mode == 2 || capture_mode == 2 || (graph->mode == 1 && graph->thread != thread_id()))
+        if (!graph || graph->mode == 2 || (graph->mode == 1 && graph->thread != thread_id()))
             continue;
         graph->invalid = 1;
         return CAPTURE_UNSUPPORTED;
@@ -403,8 +398,7 @@ EXPORT CUresult cuInit(unsigned flags)
         context->device = device;
         context->primary = 1;
         context->id = next_id++;
-        context->api_version = 3020;
-        default_pools[device] = current_pools[device] = new_pool(device);
+            default_pools[device] = current_pools[device] = new_pool(device);
     }
     initialized = 1;
     LEAVE(SUCCESS);
@@ -527,31 +521,12 @@ EXPORT CUresult cuDeviceGetUuid_v2(unsigned char *uuid, CUdevice device)
     LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
-{
-    ENTER;
-    CHECK(valid_device(device), INVALID_DEVICE);
-    CHECK(text && length > 0, INVALID_VALUE);
-    snprintf(text, (size_t)length, "0000:%02X:00.0", device + 1);
-    LEAVE(SUCCESS);
-}
-
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     ENTER;
     CHECK(valid_device(device), INVALID_DEVICE);
     CHECK(bytes, INVALID_VALUE);
     *bytes = MEMORY;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
-{
-    ENTER;
-    CHECK(valid_device(device), INVALID_DEVICE);
-    CHECK(major && minor, INVALID_VALUE);
-    *major = capability[device][0];
-    *minor = capability[device][1];
     LEAVE(SUCCESS);
 }
 
@@ -579,24 +554,6 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     CHECK(valid_device(device), INVALID_DEVICE);
     *value = attribute == 33 ? device + 1 : attribute == 75 || attribute == 76 ? capability[device][attribute - 75]
         : attributes[attribute];
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
-{
-    ENTER;
-    CHECK(can, INVALID_VALUE);
-    CHECK(valid_device(device) && valid_device(peer), INVALID_DEVICE);
-    *can = device != peer;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice device, CUdevice peer)
-{
-    ENTER;
-    CHECK(value && attribute >= 1, INVALID_VALUE);
-    CHECK(valid_device(device) && valid_device(peer) && device != peer, INVALID_DEVICE);
-    *value = 1;
     LEAVE(SUCCESS);
 }
 
@@ -651,23 +608,21 @@ static CUresult allocate(CUdeviceptr *pointer, unsigned long long size, Allocati
 
 static void forget(Allocation *allocation)
 {
-    if (!allocation->registered) {
-        if (allocation->type == DEVICE)
-            used[allocation->device] -= allocation->size;
-        if (allocation->pool)
-            allocation->pool->used -= allocation->size;
-        free((void *)(uintptr_t)allocation->base);
-    }
+    if (allocation->type == DEVICE)
+        used[allocation->device] -= allocation->size;
+    if (allocation->pool)
+        allocation->pool->used -= allocation->size;
+    free((void *)(uintptr_t)allocation->base);
     long place = allocation - allocations.items;
     memmove(allocation, allocation + 1, (size_t)(--allocations.count - place) * sizeof *allocation);
 }
 
 /* Frees the allocation that begins at `pointer`, if it is of that type. */
-static CUresult release(CUdeviceptr pointer, int type, int registered)
+static CUresult release(CUdeviceptr pointer, int type)
 {
     Allocation *allocation = allocation_of(pointer);
-    if (!allocation || allocation->base != pointer || allocation->type != type || allocation->registered != registered)
-        return registered ? NOT_REGISTERED : INVALID_VALUE;
+    if (!allocation || allocation->base != pointer || allocation->type != type)
+        return INVALID_VALUE;
     forget(allocation);
     return SUCCESS;
 }
@@ -677,16 +632,6 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t size)
     ENTER_CONTEXT;
     TRY(not_capturing());
     LEAVE(allocate(pointer, size, (Allocation){.type = DEVICE, .device = context->device, .context = context}));
-}
-
-EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
-{
-    ENTER_CONTEXT;
-    TRY(not_capturing());
-    CHECK(pitch && (element == 4 || element == 8 || element == 16), INVALID_VALUE);
-    *pitch = (width + 511) / 512 * 512;
-    LEAVE(allocate(pointer, *pitch * height,
-                   (Allocation){.type = DEVICE, .device = context->device, .context = context}));
 }
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned flags)
@@ -703,7 +648,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) /* in any context, or none */
     ENTER;
     TRY(not_capturing());
     CHECK(pointer, SUCCESS);
-    TRY(release(pointer, DEVICE, 0));
+    TRY(release(pointer, DEVICE));
     note("cuMemFree", NULL, NULL)->destination = pointer;
     LEAVE(SUCCESS);
 }
@@ -720,41 +665,12 @@ EXPORT CUresult cuMemHostAlloc(void **memory, size_t size, unsigned flags)
     LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuMemAllocHost_v2(void **memory, size_t size)
-{
-    ENTER_CONTEXT;
-    TRY(not_capturing());
-    CHECK(memory, INVALID_VALUE);
-    CUdeviceptr pointer;
-    TRY(allocate(&pointer, size, (Allocation){.type = HOST, .device = context->device, .context = context}));
-    *memory = (void *)(uintptr_t)pointer;
-    LEAVE(SUCCESS);
-}
-
 EXPORT CUresult cuMemFreeHost(void *memory)
 {
     ENTER_CONTEXT;
     (void)context;
     TRY(not_capturing());
-    LEAVE(release((uintptr_t)memory, HOST, 0));
-}
-
-EXPORT CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned flags)
-{
-    ENTER_CONTEXT;
-    CHECK(memory && size, INVALID_VALUE);
-    CUdeviceptr base = (uintptr_t)memory;
-    CHECK(!allocation_of(base) && !allocation_of(base + size - 1), ALREADY_REGISTERED);
-    keep((Allocation){.type = HOST, .device = context->device, .context = context, .flags = flags, .registered = 1,
-                      .base = base, .size = size});
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuMemHostUnregister(void *memory)
-{
-    ENTER_CONTEXT;
-    (void)context;
-    LEAVE(release((uintptr_t)memory, HOST, 1));
+    LEAVE(release((uintptr_t)memory, HOST));
 }
 
 EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pointer, void *memory, unsigned flags)
@@ -767,35 +683,12 @@ EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pointer, void *memory,
     LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuMemHostGetFlags(unsigned *flags, void *memory)
-{
-    ENTER_CONTEXT;
-    (void)context;
-    Allocation *allocation = allocation_of((uintptr_t)memory);
-    CHECK(flags && allocation && allocation->type == HOST, INVALID_VALUE);
-    *flags = allocation->flags;
-    LEAVE(SUCCESS);
-}
-
 EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
     ENTER_CONTEXT;
     CHECK(available && total, INVALID_VALUE);
     *available = MEMORY - used[context->device];
     *total = MEMORY;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr pointer)
-{
-    ENTER_CONTEXT;
-    (void)context;
-    Allocation *allocation = allocation_of(pointer);
-    CHECK(allocation, NOT_FOUND);
-    if (base)
-        *base = allocation->base;
-    if (size)
-        *size = allocation->size;
     LEAVE(SUCCESS);
 }
 
@@ -844,29 +737,6 @@ EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr poi
     LEAVE(pointer_attribute(data, attribute, allocation, pointer));
 }
 
-EXPORT CUresult cuPointerGetAttributes(unsigned count, const int *wanted, void **data, CUdeviceptr pointer)
-{
-    ENTER_CONTEXT;
-    (void)context;
-    CHECK(wanted && data, INVALID_VALUE);
-    Allocation *allocation = allocation_of(pointer);
-    for (unsigned i = 0; i < count; i++) {
-        if (pointer_attribute(data[i], wanted[i], allocation, pointer)) {
-            CHECK(wanted[i] == 4, INVALID_VALUE);
-            memset(data[i], 0, 8); /* device memory has no host pointer */
-        }
-    }
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr pointer)
-{
-    ENTER_CONTEXT;
-    (void)context;
-    CHECK(value && attribute == 6 && allocation_of(pointer), INVALID_VALUE);
-    LEAVE(SUCCESS);
-}
-
 enum { ANY, TO = 1, FROM = 2 }; /* which ends must be the driver's memory */
 
 static int reachable(CUdeviceptr pointer, unsigned long long size)
@@ -894,18 +764,6 @@ static CUresult copy(const char *api, CUdeviceptr to, CUdeviceptr from, size_t s
     return SUCCESS;
 }
 
-EXPORT CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
-{
-    ENTER;
-    LEAVE(copy("cuMemcpy", to, from, size, ANY, 0, NULL));
-}
-
-EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, void *stream)
-{
-    ENTER;
-    LEAVE(copy("cuMemcpyAsync", to, from, size, ANY, 1, stream));
-}
-
 EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size)
 {
     ENTER;
@@ -922,39 +780,6 @@ EXPORT CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size)
 {
     ENTER;
     LEAVE(copy("cuMemcpyDtoH", (uintptr_t)to, from, size, FROM, 0, NULL));
-}
-
-EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, void *stream)
-{
-    ENTER;
-    LEAVE(copy("cuMemcpyDtoHAsync", (uintptr_t)to, from, size, FROM, 1, stream));
-}
-
-EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size)
-{
-    ENTER;
-    LEAVE(copy("cuMemcpyDtoD", to, from, size, TO | FROM, 0, NULL));
-}
-
-EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, void *stream)
-{
-    ENTER;
-    LEAVE(copy("cuMemcpyDtoDAsync", to, from, size, TO | FROM, 1, stream));
-}
-
-EXPORT CUresult cuMemcpyPeer(CUdeviceptr to, void *to_context, CUdeviceptr from, void *from_context, size_t size)
-{
-    ENTER;
-    CHECK(find(to_context, CONTEXT) && find(from_context, CONTEXT), INVALID_CONTEXT);
-    LEAVE(copy("cuMemcpyPeer", to, from, size, TO | FROM, 0, NULL));
-}
-
-EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, void *to_context, CUdeviceptr from, void *from_context, size_t size,
-                                  void *stream)
-{
-    ENTER;
-    CHECK(find(to_context, CONTEXT) && find(from_context, CONTEXT), INVALID_CONTEXT);
-    LEAVE(copy("cuMemcpyPeerAsync", to, from, size, TO | FROM, 1, stream));
 }
 
 static CUresult fill(const char *api, CUdeviceptr to, const void *value, size_t width, size_t count, int async,
@@ -976,40 +801,10 @@ static CUresult fill(const char *api, CUdeviceptr to, const void *value, size_t 
     return SUCCESS;
 }
 
-EXPORT CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count)
-{
-    ENTER;
-    LEAVE(fill("cuMemsetD8", to, &value, 1, count, 0, NULL));
-}
-
-EXPORT CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count)
-{
-    ENTER;
-    LEAVE(fill("cuMemsetD16", to, &value, 2, count, 0, NULL));
-}
-
-EXPORT CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t count)
-{
-    ENTER;
-    LEAVE(fill("cuMemsetD32", to, &value, 4, count, 0, NULL));
-}
-
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, void *stream)
 {
     ENTER;
     LEAVE(fill("cuMemsetD8Async", to, &value, 1, count, 1, stream));
-}
-
-EXPORT CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, void *stream)
-{
-    ENTER;
-    LEAVE(fill("cuMemsetD16Async", to, &value, 2, count, 1, stream));
-}
-
-EXPORT CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, void *stream)
-{
-    ENTER;
-    LEAVE(fill("cuMemsetD32Async", to, &value, 4, count, 1, stream));
 }
 
 /* Memory pools */
@@ -1042,12 +837,6 @@ static CUresult pool_allocate(const char *api, CUdeviceptr *pointer, size_t size
     return SUCCESS;
 }
 
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t size, void *stream)
-{
-    ENTER;
-    LEAVE(pool_allocate("cuMemAllocAsync", pointer, size, NULL, stream));
-}
-
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, void *pool, void *stream)
 {
     ENTER;
@@ -1060,28 +849,8 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, void *stream)
     ENTER;
     Target target;
     TRY(to_stream(stream, &target));
-    TRY(release(pointer, DEVICE, 0));
+    TRY(release(pointer, DEVICE));
     note("cuMemFreeAsync", &target, stream)->destination = pointer;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuMemPoolCreate(void **pool, const PoolProperties *properties)
-{
-    ENTER;
-    CHECK(pool && properties, INVALID_VALUE);
-    CHECK(properties->location.type != 1 || valid_device(properties->location.id), INVALID_DEVICE);
-    *pool = new_pool(properties->location.type == 1 ? properties->location.id : 0);
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuMemPoolDestroy(void *handle)
-{
-    ENTER;
-    Pool *pool = find(handle, POOL);
-    CHECK(pool && pool != default_pools[pool->device], INVALID_VALUE);
-    pool->object.alive = 0;
-    if (current_pools[pool->device] == pool)
-        current_pools[pool->device] = default_pools[pool->device];
     LEAVE(SUCCESS);
 }
 
@@ -1118,72 +887,12 @@ EXPORT CUresult cuMemPoolSetAttribute(void *handle, int attribute, const void *v
     LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuMemPoolSetAccess(void *handle, const Access *map, size_t count)
-{
-    ENTER;
-    CHECK(find(handle, POOL) && (map || !count), INVALID_VALUE);
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuMemPoolGetAccess(int *flags, void *handle, const Location *location)
-{
-    ENTER;
-    Pool *pool = find(handle, POOL);
-    CHECK(pool && flags && location, INVALID_VALUE);
-    *flags = location->id == pool->device ? 3 : 0;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuMemPoolTrimTo(void *handle, size_t least)
-{
-    ENTER;
-    (void)least;
-    CHECK(find(handle, POOL), INVALID_VALUE);
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuDeviceGetDefaultMemPool(void **pool, CUdevice device)
-{
-    ENTER;
-    CHECK(valid_device(device), INVALID_DEVICE);
-    CHECK(pool, INVALID_VALUE);
-    *pool = default_pools[device];
-    LEAVE(SUCCESS);
-}
-
 EXPORT CUresult cuDeviceGetMemPool(void **pool, CUdevice device)
 {
     ENTER;
     CHECK(valid_device(device), INVALID_DEVICE);
     CHECK(pool, INVALID_VALUE);
     *pool = current_pools[device];
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuDeviceSetMemPool(CUdevice device, void *pool)
-{
-    ENTER;
-    CHECK(valid_device(device), INVALID_DEVICE);
-    CHECK(find(pool, POOL), INVALID_VALUE);
-    current_pools[device] = pool;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuMemGetDefaultMemPool(void **pool, const Location *location, int type)
-{
-    ENTER;
-    CHECK(pool && location && location->type == 1 && type == 1, INVALID_VALUE);
-    CHECK(valid_device(location->id), INVALID_DEVICE);
-    *pool = default_pools[location->id];
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuMemGetMemPool(void **pool, const Location *location, int type)
-{
-    ENTER;
-    CHECK(pool && location && location->type == 1 && type == 1, INVALID_VALUE);
-    CHECK(valid_device(location->id), INVALID_DEVICE);
-    *pool = current_pools[location->id];
     LEAVE(SUCCESS);
 }
 
@@ -1199,7 +908,6 @@ static void empty(Context *context)
     for (long i = allocations.count - 1; i >= 0; i--)
         if (allocations.items[i].context == context && !allocations.items[i].pool)
             forget(&allocations.items[i]);
-    context->peers = 0;
 }
 
 static void reset(Context *context)
@@ -1238,24 +946,6 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
     LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
-{
-    ENTER;
-    CHECK(valid_device(device), INVALID_DEVICE);
-    primaries[device]->flags = flags;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
-{
-    ENTER;
-    CHECK(valid_device(device), INVALID_DEVICE);
-    CHECK(flags && active, INVALID_VALUE);
-    *flags = primaries[device]->flags;
-    *active = primaries[device]->active;
-    LEAVE(SUCCESS);
-}
-
 static CUresult create_context(void **handle, unsigned flags, CUdevice device)
 {
     if (!handle)
@@ -1268,7 +958,6 @@ static CUresult create_context(void **handle, unsigned flags, CUdevice device)
     context->device = device;
     context->flags = flags;
     context->id = next_id++;
-    context->api_version = 3020;
     *handle = stack[depth++] = context;
     return SUCCESS;
 }
@@ -1347,119 +1036,12 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 }
 
 /* The context given, or with NULL the current one. */
-static CUresult given_or_current(void *handle, Context **context)
-{
-    if (!handle) {
-        CUresult result = check_current();
-        if (result)
-            return result;
-    }
-    *context = handle ? find(handle, CONTEXT) : current();
-    return *context ? SUCCESS : INVALID_CONTEXT;
-}
-
-EXPORT CUresult cuCtxGetDevice_v2(CUdevice *device, void *handle)
-{
-    ENTER;
-    Context *context;
-    TRY(given_or_current(handle, &context));
-    CHECK(device, INVALID_VALUE);
-    *device = context->device;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuCtxGetId(void *handle, unsigned long long *id)
-{
-    ENTER;
-    Context *context;
-    TRY(given_or_current(handle, &context));
-    CHECK(id, INVALID_VALUE);
-    *id = context->id;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuCtxGetApiVersion(void *handle, unsigned *version)
-{
-    ENTER;
-    Context *context;
-    TRY(given_or_current(handle, &context));
-    CHECK(version, INVALID_VALUE);
-    *version = (unsigned)context->api_version;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuCtxGetFlags(unsigned *flags)
-{
-    ENTER_CONTEXT;
-    CHECK(flags, INVALID_VALUE);
-    *flags = context->flags;
-    LEAVE(SUCCESS);
-}
-
 EXPORT CUresult cuCtxSynchronize(void)
 {
     ENTER_CONTEXT;
     (void)context;
     TRY(not_capturing());
     note(__func__, NULL, NULL);
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuCtxSynchronize_v2(void *handle)
-{
-    ENTER;
-    Context *context;
-    TRY(given_or_current(handle, &context));
-    TRY(not_capturing());
-    note("cuCtxSynchronize", NULL, NULL)->context = context;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
-    ENTER_CONTEXT;
-    (void)context;
-    if (least)
-        *least = 0;
-    if (greatest)
-        *greatest = -5;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuCtxGetLimit(size_t *value, int limit)
-{
-    ENTER_CONTEXT;
-    CHECK(value && limit >= 0 && limit < 16, INVALID_VALUE);
-    *value = context->limits[limit] ? context->limits[limit] : 1024;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuCtxSetLimit(int limit, size_t value)
-{
-    ENTER_CONTEXT;
-    CHECK(limit >= 0 && limit < 16, INVALID_VALUE);
-    context->limits[limit] = value;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuCtxEnablePeerAccess(void *handle, unsigned flags)
-{
-    ENTER_CONTEXT;
-    Context *peer = find(handle, CONTEXT);
-    CHECK(peer && peer != context, INVALID_CONTEXT);
-    CHECK(!flags, INVALID_VALUE);
-    CHECK(!(context->peers & 1u << peer->device), PEER_ALREADY_ENABLED);
-    context->peers |= 1u << peer->device;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuCtxDisablePeerAccess(void *handle)
-{
-    ENTER_CONTEXT;
-    Context *peer = find(handle, CONTEXT);
-    CHECK(peer, INVALID_CONTEXT);
-    CHECK(context->peers & 1u << peer->device, PEER_NOT_ENABLED);
-    context->peers &= ~(1u << peer->device);
     LEAVE(SUCCESS);
 }
 
@@ -1677,26 +1259,6 @@ EXPORT CUresult cuLibraryLoadData(void **result, const void *code, int *options,
     LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuLibraryLoadFromFile(void **result, const char *path, int *options, void **option_values,
-                                      unsigned count, int *library_options, void **library_values,
-                                      unsigned library_count)
-{
-    ENTER;
-    (void)options, (void)option_values, (void)count, (void)library_options, (void)library_values, (void)library_count;
-    CHECK(result && path, INVALID_VALUE);
-    FILE *file = fopen(path, "rb");
-    CHECK(file, FILE_NOT_FOUND);
-    const size_t most = 64 << 20;
-    char *code = must(calloc(1, most));
-    size_t size = fread(code, 1, most, file);
-    fclose(file);
-    Library *library = NULL;
-    CUresult loaded = size > sizeof(Elf64_Ehdr) ? load(&library, code) : INVALID_IMAGE;
-    free(code);
-    *result = library;
-    LEAVE(loaded);
-}
-
 EXPORT CUresult cuLibraryUnload(void *handle)
 {
     ENTER;
@@ -1715,28 +1277,6 @@ EXPORT CUresult cuLibraryGetKernel(void **result, void *handle, const char *name
     Kernel *kernel = kernel_named(library, name);
     CHECK(kernel, NOT_FOUND);
     *result = kernel;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuLibraryGetKernelCount(unsigned *count, void *handle)
-{
-    ENTER;
-    Library *library = find(handle, LIBRARY);
-    CHECK(library, INVALID_HANDLE);
-    CHECK(count, INVALID_VALUE);
-    *count = library->kernel_count;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuLibraryEnumerateKernels(void **kernels, unsigned count, void *handle)
-{
-    ENTER;
-    Library *library = find(handle, LIBRARY);
-    CHECK(library, INVALID_HANDLE);
-    CHECK(kernels, INVALID_VALUE);
-    unsigned i = 0;
-    for (Kernel *kernel = library->kernels; kernel && i < count; kernel = kernel->next)
-        kernels[i++] = kernel;
     LEAVE(SUCCESS);
 }
 
@@ -1815,14 +1355,6 @@ EXPORT CUresult cuModuleLoadData(void **result, const void *code)
     LEAVE(load_module(result, code, context));
 }
 
-EXPORT CUresult cuModuleLoadDataEx(void **result, const void *code, unsigned count, int *options, void **values)
-{
-    ENTER_CONTEXT;
-    (void)count, (void)options, (void)values;
-    TRY(not_capturing());
-    LEAVE(load_module(result, code, context));
-}
-
 EXPORT CUresult cuModuleUnload(void *handle)
 {
     ENTER_CONTEXT;
@@ -1846,24 +1378,6 @@ EXPORT CUresult cuModuleGetFunction(void **result, void *handle, const char *nam
     LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuModuleGetFunctionCount(unsigned *count, void *handle)
-{
-    ENTER;
-    Module *module = find(handle, MODULE);
-    CHECK(module, INVALID_HANDLE);
-    CHECK(count, INVALID_VALUE);
-    *count = module->library->kernel_count;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuModuleGetLoadingMode(int *mode)
-{
-    ENTER;
-    CHECK(mode, INVALID_VALUE);
-    *mode = 2; /* lazy */
-    LEAVE(SUCCESS);
-}
-
 /* The kernel of a CUkernel or CUfunction, and of the latter the function. */
 static Kernel *kernel_of(void *handle, Handle **function)
 {
@@ -1881,49 +1395,6 @@ EXPORT CUresult cuKernelGetFunction(void **result, void *handle)
     LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuKernelGetLibrary(void **result, void *handle)
-{
-    ENTER;
-    Kernel *kernel = find(handle, KERNEL);
-    CHECK(kernel, INVALID_HANDLE);
-    CHECK(result, INVALID_VALUE);
-    *result = kernel->library;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuKernelGetName(const char **name, void *handle)
-{
-    ENTER;
-    Handle *function;
-    Kernel *kernel = kernel_of(handle, &function);
-    CHECK(kernel, INVALID_HANDLE);
-    CHECK(name, INVALID_VALUE);
-    *name = kernel->name;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuFuncGetName(const char **name, void *handle)
-{
-    ENTER;
-    Handle *function;
-    Kernel *kernel = kernel_of(handle, &function);
-    CHECK(kernel, INVALID_HANDLE);
-    CHECK(name, INVALID_VALUE);
-    *name = kernel->name;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuFuncGetModule(void **module, void *handle)
-{
-    ENTER_CONTEXT;
-    Handle *function;
-    Kernel *kernel = kernel_of(handle, &function);
-    CHECK(kernel, INVALID_HANDLE);
-    CHECK(module, INVALID_VALUE);
-    *module = function ? function->module : module_in(kernel->library, context);
-    LEAVE(SUCCESS);
-}
-
 static CUresult parameter_info(void *handle, size_t index, size_t *offset, size_t *size)
 {
     Handle *function;
@@ -1936,12 +1407,6 @@ static CUresult parameter_info(void *handle, size_t index, size_t *offset, size_
     if (size)
         *size = kernel->parameters[index].size;
     return SUCCESS;
-}
-
-EXPORT CUresult cuKernelGetParamInfo(void *kernel, size_t index, size_t *offset, size_t *size)
-{
-    ENTER;
-    LEAVE(parameter_info(kernel, index, offset, size));
 }
 
 EXPORT CUresult cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size)
@@ -1960,12 +1425,6 @@ static CUresult parameter_count(void *handle, size_t *count)
         return INVALID_VALUE;
     *count = kernel->parameter_count;
     return SUCCESS;
-}
-
-EXPORT CUresult cuKernelGetParamCount(void *kernel, size_t *count)
-{
-    ENTER;
-    LEAVE(parameter_count(kernel, count));
 }
 
 EXPORT CUresult cuFuncGetParamCount(void *function, size_t *count)
@@ -2010,17 +1469,6 @@ EXPORT CUresult cuKernelGetAttribute(int *value, int attribute, void *handle, CU
     LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuKernelSetAttribute(int attribute, int value, void *handle, CUdevice device)
-{
-    ENTER;
-    Kernel *kernel = find(handle, KERNEL);
-    CHECK(kernel, INVALID_HANDLE);
-    CHECK(valid_device(device), INVALID_DEVICE);
-    TRY(check_value(kernel, attribute, value));
-    kernel->values[device][attribute] = value;
-    LEAVE(SUCCESS);
-}
-
 EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, void *handle)
 {
     ENTER_CONTEXT;
@@ -2045,44 +1493,6 @@ EXPORT CUresult cuFuncSetAttribute(void *handle, int attribute, int value)
         function = function_in(kernel, context);
     function->values[attribute] = value;
     function->set |= 1u << attribute;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuKernelSetCacheConfig(void *handle, int config, CUdevice device)
-{
-    ENTER;
-    CHECK(find(handle, KERNEL), INVALID_HANDLE);
-    CHECK(valid_device(device), INVALID_DEVICE);
-    CHECK(config >= 0 && config <= 3, INVALID_VALUE);
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuFuncSetCacheConfig(void *handle, int config)
-{
-    ENTER_CONTEXT;
-    (void)context;
-    Handle *function;
-    CHECK(kernel_of(handle, &function), INVALID_HANDLE);
-    CHECK(config >= 0 && config <= 3, INVALID_VALUE);
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuFuncLoad(void *handle)
-{
-    ENTER_CONTEXT;
-    (void)context;
-    Handle *function;
-    CHECK(kernel_of(handle, &function), INVALID_HANDLE);
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuFuncIsLoaded(int *loaded, void *handle)
-{
-    ENTER;
-    Handle *function;
-    CHECK(kernel_of(handle, &function), INVALID_HANDLE);
-    CHECK(loaded, INVALID_VALUE);
-    *loaded = 1;
     LEAVE(SUCCESS);
 }
 
@@ -2117,14 +1527,6 @@ EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *f
     LEAVE(occupancy(blocks, function, threads, shared));
 }
 
-EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, void *function, int threads,
-                                                                     size_t shared, unsigned flags)
-{
-    ENTER_CONTEXT;
-    (void)context, (void)flags;
-    LEAVE(occupancy(blocks, function, threads, shared));
-}
-
 static CUresult best_block(int *grid, int *block, void *handle, int limit)
 {
     Handle *function;
@@ -2150,28 +1552,6 @@ EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *fu
     LEAVE(best_block(grid, block, function, limit));
 }
 
-EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, void *function,
-                                                          size_t (*shared_of)(int), size_t shared, int limit,
-                                                          unsigned flags)
-{
-    ENTER_CONTEXT;
-    (void)context, (void)shared_of, (void)shared, (void)flags;
-    LEAVE(best_block(grid, block, function, limit));
-}
-
-EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *size, void *handle, int blocks, int threads)
-{
-    ENTER_CONTEXT;
-    (void)context;
-    Handle *function;
-    Kernel *kernel = kernel_of(handle, &function);
-    CHECK(kernel, INVALID_HANDLE);
-    CHECK(size && blocks > 0 && threads > 0, INVALID_VALUE);
-    size_t share = SHARED_PER_SM / (size_t)blocks - 1024;
-    *size = (share < SHARED_OPTIN ? share : SHARED_OPTIN) - kernel->shared;
-    LEAVE(SUCCESS);
-}
-
 /* Launches */
 
 typedef struct {
@@ -2187,35 +1567,15 @@ typedef struct {
     unsigned attribute_count;
 } LaunchConfig;
 
-
 /* Copies the parameters to `bytes`: from `values`, one pointer per parameter, or from the buffer in `extra`. */
 static CUresult pack(const Kernel *kernel, unsigned char *bytes, void **values, void **extra)
 {
-    if (values && extra)
-        return INVALID_VALUE;
-    if (!extra) {
-        for (unsigned i = 0; i < kernel->parameter_count; i++) {
-            if (!values || !values[i])
-                return INVALID_VALUE;
-            memcpy(bytes + kernel->parameters[i].offset, values[i], kernel->parameters[i].size);
-        }
-        return SUCCESS;
-    }
-    const unsigned char *buffer = NULL;
-    size_t size = 0;
-    for (; *extra; extra += 2) { /* ends with 0 */
-        if ((uintptr_t)extra[0] == 1)
-            buffer = extra[1];
-        else if ((uintptr_t)extra[0] == 2)
-            size = *(const size_t *)extra[1];
-        else
-            return INVALID_VALUE;
-    }
+    if (extra)
+        return NOT_SUPPORTED;
     for (unsigned i = 0; i < kernel->parameter_count; i++) {
-        const stub_parameter *parameter = &kernel->parameters[i];
-        if (!buffer || parameter->offset + parameter->size > size)
+        if (!values || !values[i])
             return INVALID_VALUE;
-        memcpy(bytes + parameter->offset, buffer + parameter->offset, parameter->size);
+        memcpy(bytes + kernel->parameters[i].offset, values[i], kernel->parameters[i].size);
     }
     return SUCCESS;
 }
@@ -2327,61 +1687,19 @@ EXPORT CUresult cuLaunchKernelEx(const LaunchConfig *config, void *function, voi
     return launch(__func__, function, config, 0, values, extra);
 }
 
-EXPORT CUresult cuLaunchHostFunc(void *stream, void (*function)(void *), void *data)
-{
-    ENTER;
-    Target target;
-    TRY(to_stream(stream, &target));
-    CHECK(function, INVALID_VALUE);
-    note(__func__, &target, stream);
-    pthread_mutex_unlock(&lock);
-    if (!target.graph)
-        function(data);
-    return SUCCESS;
-}
-
-EXPORT CUresult cuStreamAddCallback(void *stream, void (*callback)(void *, CUresult, void *), void *data,
-                                    unsigned flags)
-{
-    ENTER;
-    Target target;
-    TRY(to_stream(stream, &target));
-    CHECK(callback && !flags, INVALID_VALUE);
-    CHECK(!target.graph, CAPTURE_UNSUPPORTED);
-    note(__func__, &target, stream);
-    pthread_mutex_unlock(&lock);
-    callback(stream, SUCCESS, data);
-    return SUCCESS;
-}
-
 /* Streams and events: all work is done at once, so that nothing is ever waited for. */
 
-static CUresult create_stream(void **result, unsigned flags, int priority)
+EXPORT CUresult cuStreamCreate(void **result, unsigned flags)
 {
-    CUresult code = check_current();
-    if (code)
-        return code;
-    if (!result || flags > 1)
-        return INVALID_VALUE;
+    ENTER;
+    TRY(check_current());
+    CHECK(result && flags <= 1, INVALID_VALUE);
     Stream *stream = NEW(STREAM, Stream, current());
     stream->flags = flags;
-    stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
     stream->id = next_id++;
     stream->next = streams;
     *result = streams = stream;
-    return SUCCESS;
-}
-
-EXPORT CUresult cuStreamCreate(void **stream, unsigned flags)
-{
-    ENTER;
-    LEAVE(create_stream(stream, flags, 0));
-}
-
-EXPORT CUresult cuStreamCreateWithPriority(void **stream, unsigned flags, int priority)
-{
-    ENTER;
-    LEAVE(create_stream(stream, flags, priority));
+    LEAVE(SUCCESS);
 }
 
 EXPORT CUresult cuStreamDestroy_v2(void *handle)
@@ -2408,18 +1726,6 @@ EXPORT CUresult cuStreamSynchronize(void *stream)
     LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuStreamQuery(void *stream)
-{
-    ENTER;
-    Target target;
-    TRY(to_stream(stream, &target));
-    if (target.graph) {
-        target.graph->invalid = 1;
-        LEAVE(CAPTURE_UNSUPPORTED);
-    }
-    LEAVE(SUCCESS);
-}
-
 /* What a getter asks about: unlike work, it is answered for an invalidated capture as well. */
 static CUresult look_at_stream(void *handle, Target *target)
 {
@@ -2437,68 +1743,6 @@ EXPORT CUresult cuStreamGetCtx(void *stream, void **context)
     LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuStreamGetCtx_v2(void *stream, void **context, void **green)
-{
-    ENTER;
-    Target target;
-    TRY(look_at_stream(stream, &target));
-    CHECK(context, INVALID_VALUE);
-    *context = target.context;
-    if (green)
-        *green = NULL;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuStreamGetGreenCtx(void *stream, void **green)
-{
-    ENTER;
-    Target target;
-    TRY(look_at_stream(stream, &target));
-    CHECK(green, INVALID_VALUE);
-    *green = NULL;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuStreamGetDevice(void *stream, CUdevice *device)
-{
-    ENTER;
-    Target target;
-    TRY(look_at_stream(stream, &target));
-    CHECK(device, INVALID_VALUE);
-    *device = target.context->device;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuStreamGetFlags(void *stream, unsigned *flags)
-{
-    ENTER;
-    Target target;
-    TRY(look_at_stream(stream, &target));
-    CHECK(flags, INVALID_VALUE);
-    *flags = target.stream ? target.stream->flags : 0;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuStreamGetPriority(void *stream, int *priority)
-{
-    ENTER;
-    Target target;
-    TRY(look_at_stream(stream, &target));
-    CHECK(priority, INVALID_VALUE);
-    *priority = target.stream ? target.stream->priority : 0;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuStreamGetId(void *stream, unsigned long long *id)
-{
-    ENTER;
-    Target target;
-    TRY(look_at_stream(stream, &target));
-    CHECK(id, INVALID_VALUE);
-    *id = target.stream ? target.stream->id : (uintptr_t)stream;
-    LEAVE(SUCCESS);
-}
-
 static int capture_status(const Graph *graph) { return !graph ? 0 : graph->invalid ? 2 : 1; }
 
 EXPORT CUresult cuStreamIsCapturing(void *stream, int *status)
@@ -2509,43 +1753,6 @@ EXPORT CUresult cuStreamIsCapturing(void *stream, int *status)
     CHECK(status, INVALID_VALUE);
     *status = capture_status(target.graph);
     LEAVE(SUCCESS);
-}
-
-static CUresult capture_info(void *stream, int *status, unsigned long long *id, void **graph, const void **nodes,
-                             const void **edges, size_t *count)
-{
-    Target target;
-    CUresult result = look_at_stream(stream, &target);
-    if (result)
-        return result;
-    if (!status)
-        return INVALID_VALUE;
-    *status = capture_status(target.graph);
-    if (id)
-        *id = target.graph ? target.graph->id : 0;
-    if (graph)
-        *graph = target.graph;
-    if (nodes)
-        *nodes = NULL;
-    if (edges)
-        *edges = NULL;
-    if (count)
-        *count = 0;
-    return SUCCESS;
-}
-
-EXPORT CUresult cuStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
-                                          const void **nodes, size_t *count)
-{
-    ENTER;
-    LEAVE(capture_info(stream, status, id, graph, nodes, NULL, count));
-}
-
-EXPORT CUresult cuStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id, void **graph,
-                                          const void **nodes, const void **edges, size_t *count)
-{
-    ENTER;
-    LEAVE(capture_info(stream, status, id, graph, nodes, edges, count));
 }
 
 EXPORT CUresult cuStreamBeginCapture_v2(void *handle, int mode)
@@ -2582,34 +1789,6 @@ EXPORT CUresult cuStreamEndCapture(void *handle, void **result)
     if (graph->invalid)
         graph->object.alive = 0;
     LEAVE(graph->invalid ? CAPTURE_INVALIDATED : SUCCESS);
-}
-
-EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)
-{
-    ENTER;
-    CHECK(mode && *mode >= 0 && *mode <= 2, INVALID_VALUE);
-    int before = capture_mode;
-    capture_mode = *mode;
-    *mode = before;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuGraphDestroy(void *handle)
-{
-    ENTER;
-    Graph *graph = find(handle, GRAPH);
-    CHECK(graph, INVALID_VALUE);
-    graph->object.alive = 0;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuGraphGetNodes(void *handle, void **nodes, size_t *count)
-{
-    ENTER;
-    Graph *graph = find(handle, GRAPH);
-    CHECK(graph && count && !nodes, INVALID_VALUE); /* counts them only */
-    *count = graph->nodes;
-    LEAVE(SUCCESS);
 }
 
 EXPORT CUresult cuEventCreate(void **event, unsigned flags)
@@ -2655,45 +1834,6 @@ EXPORT CUresult cuEventRecord(void *event, void *stream)
     LEAVE(record("cuEventRecord", event, stream));
 }
 
-EXPORT CUresult cuEventRecordWithFlags(void *event, void *stream, unsigned flags)
-{
-    ENTER;
-    CHECK(flags <= 1, INVALID_VALUE);
-    LEAVE(record("cuEventRecordWithFlags", event, stream));
-}
-
-EXPORT CUresult cuEventQuery(void *handle)
-{
-    ENTER;
-    Event *event = find(handle, EVENT);
-    CHECK(event, INVALID_HANDLE);
-    CHECK(!event->graph, CAPTURED_EVENT);
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuEventSynchronize(void *handle)
-{
-    ENTER;
-    Event *event = find(handle, EVENT);
-    CHECK(event, INVALID_HANDLE);
-    CHECK(!event->graph, CAPTURED_EVENT);
-    stub_entry *entry = note(__func__, NULL, NULL);
-    entry->context = event->object.context;
-    entry->event = handle;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, void *start, void *end)
-{
-    ENTER;
-    Event *first = find(start, EVENT), *last = find(end, EVENT);
-    CHECK(first && last && first->recorded && last->recorded, INVALID_HANDLE);
-    CHECK(!((first->flags | last->flags) & 2), INVALID_HANDLE);
-    CHECK(milliseconds, INVALID_VALUE);
-    *milliseconds = (float)(last->time - first->time) / 1000;
-    LEAVE(SUCCESS);
-}
-
 EXPORT CUresult cuStreamWaitEvent(void *stream, void *handle, unsigned flags)
 {
     ENTER;
@@ -2708,18 +1848,6 @@ EXPORT CUresult cuStreamWaitEvent(void *stream, void *handle, unsigned flags)
         target.stream->graph = target.graph = event->graph;
     }
     note(__func__, &target, stream)->event = handle;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuProfilerStart(void)
-{
-    ENTER;
-    LEAVE(SUCCESS);
-}
-
-EXPORT CUresult cuProfilerStop(void)
-{
-    ENTER;
     LEAVE(SUCCESS);
 }
 
@@ -2774,54 +1902,25 @@ static const struct Entry { const char *name; int version; Function function; } 
 #define V(name, version, function) {#name, version, (Function)function}
     F(cuInit), F(cuDriverGetVersion), F(cuGetErrorName), F(cuGetErrorString),
     V(cuGetProcAddress, 12000, cuGetProcAddress_v2), F(cuDeviceGetCount), F(cuDeviceGet), F(cuDeviceGetName),
-    V(cuDeviceGetUuid, 0, cuDeviceGetUuid_v2), F(cuDeviceGetPCIBusId), V(cuDeviceTotalMem, 0, cuDeviceTotalMem_v2),
-    F(cuDeviceComputeCapability), F(cuDeviceGetAttribute), F(cuDeviceCanAccessPeer), F(cuDeviceGetP2PAttribute),
-    V(cuMemAlloc, 0, cuMemAlloc_v2), V(cuMemAllocPitch, 0, cuMemAllocPitch_v2), F(cuMemAllocManaged),
-    V(cuMemFree, 0, cuMemFree_v2), F(cuMemHostAlloc), V(cuMemAllocHost, 0, cuMemAllocHost_v2), F(cuMemFreeHost),
-    V(cuMemHostRegister, 0, cuMemHostRegister_v2), F(cuMemHostUnregister),
-    V(cuMemHostGetDevicePointer, 0, cuMemHostGetDevicePointer_v2), F(cuMemHostGetFlags),
-    V(cuMemGetInfo, 0, cuMemGetInfo_v2), V(cuMemGetAddressRange, 0, cuMemGetAddressRange_v2),
-    F(cuPointerGetAttribute), F(cuPointerGetAttributes), F(cuPointerSetAttribute), F(cuMemcpy), F(cuMemcpyAsync),
-    V(cuMemcpyHtoD, 0, cuMemcpyHtoD_v2), V(cuMemcpyHtoDAsync, 0, cuMemcpyHtoDAsync_v2),
-    V(cuMemcpyDtoH, 0, cuMemcpyDtoH_v2), V(cuMemcpyDtoHAsync, 0, cuMemcpyDtoHAsync_v2),
-    V(cuMemcpyDtoD, 0, cuMemcpyDtoD_v2), V(cuMemcpyDtoDAsync, 0, cuMemcpyDtoDAsync_v2), F(cuMemcpyPeer),
-    F(cuMemcpyPeerAsync), V(cuMemsetD8, 0, cuMemsetD8_v2), V(cuMemsetD16, 0, cuMemsetD16_v2),
-    V(cuMemsetD32, 0, cuMemsetD32_v2), F(cuMemsetD8Async), F(cuMemsetD16Async), F(cuMemsetD32Async),
-    F(cuMemAllocAsync), F(cuMemAllocFromPoolAsync), F(cuMemFreeAsync), F(cuMemPoolCreate), F(cuMemPoolDestroy),
-    F(cuMemPoolGetAttribute), F(cuMemPoolSetAttribute), F(cuMemPoolSetAccess), F(cuMemPoolGetAccess),
-    F(cuMemPoolTrimTo), F(cuDeviceGetDefaultMemPool), F(cuDeviceGetMemPool), F(cuDeviceSetMemPool),
-    V(cuMemGetDefaultMemPool, 13000, cuMemGetDefaultMemPool), V(cuMemGetMemPool, 13000, cuMemGetMemPool),
-    F(cuDevicePrimaryCtxRetain), V(cuDevicePrimaryCtxRelease, 0, cuDevicePrimaryCtxRelease_v2),
-    V(cuDevicePrimaryCtxReset, 0, cuDevicePrimaryCtxReset_v2),
-    V(cuDevicePrimaryCtxSetFlags, 0, cuDevicePrimaryCtxSetFlags_v2), F(cuDevicePrimaryCtxGetState),
-    V(cuCtxCreate, 3020, cuCtxCreate_v2), V(cuCtxCreate, 12050, cuCtxCreate_v4), V(cuCtxDestroy, 0, cuCtxDestroy_v2),
-    F(cuCtxGetCurrent), F(cuCtxSetCurrent), V(cuCtxPushCurrent, 0, cuCtxPushCurrent_v2),
-    V(cuCtxPopCurrent, 0, cuCtxPopCurrent_v2), F(cuCtxGetDevice), V(cuCtxGetDevice, 13000, cuCtxGetDevice_v2),
-    F(cuCtxGetId), F(cuCtxGetApiVersion), F(cuCtxGetFlags), F(cuCtxSynchronize),
-    V(cuCtxSynchronize, 13000, cuCtxSynchronize_v2), F(cuCtxGetStreamPriorityRange), F(cuCtxGetLimit),
-    F(cuCtxSetLimit), F(cuCtxEnablePeerAccess), F(cuCtxDisablePeerAccess), F(cuLibraryLoadData),
-    F(cuLibraryLoadFromFile), F(cuLibraryUnload), F(cuLibraryGetKernel), F(cuLibraryGetKernelCount),
-    F(cuLibraryEnumerateKernels), F(cuLibraryGetModule), F(cuLibraryGetGlobal),
-    V(cuModuleGetGlobal, 0, cuModuleGetGlobal_v2), F(cuModuleLoadData), F(cuModuleLoadDataEx), F(cuModuleUnload),
-    F(cuModuleGetFunction), F(cuModuleGetFunctionCount), F(cuModuleGetLoadingMode), F(cuKernelGetFunction),
-    F(cuKernelGetLibrary), F(cuKernelGetName), F(cuFuncGetName), F(cuFuncGetModule), F(cuKernelGetParamInfo),
-    F(cuFuncGetParamInfo), V(cuKernelGetParamCount, 13020, cuKernelGetParamCount),
-    V(cuFuncGetParamCount, 13020, cuFuncGetParamCount), F(cuKernelGetAttribute),
-    F(cuKernelSetAttribute), F(cuFuncGetAttribute), F(cuFuncSetAttribute), F(cuKernelSetCacheConfig),
-    F(cuFuncSetCacheConfig), F(cuFuncLoad), F(cuFuncIsLoaded), F(cuOccupancyMaxActiveBlocksPerMultiprocessor),
-    F(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags), F(cuOccupancyMaxPotentialBlockSize),
-    F(cuOccupancyMaxPotentialBlockSizeWithFlags), F(cuOccupancyAvailableDynamicSMemPerBlock), F(cuLaunchKernel),
-    F(cuLaunchKernelEx), F(cuLaunchCooperativeKernel), F(cuLaunchHostFunc), F(cuStreamAddCallback), F(cuStreamCreate),
-    F(cuStreamCreateWithPriority), V(cuStreamDestroy, 0, cuStreamDestroy_v2), F(cuStreamSynchronize),
-    F(cuStreamQuery), F(cuStreamGetCtx), V(cuStreamGetCtx, 12050, cuStreamGetCtx_v2), F(cuStreamGetGreenCtx),
-    F(cuStreamGetDevice), F(cuStreamGetFlags), F(cuStreamGetPriority), F(cuStreamGetId), F(cuStreamIsCapturing),
-    V(cuStreamGetCaptureInfo, 11030, cuStreamGetCaptureInfo_v2),
-    V(cuStreamGetCaptureInfo, 12030, cuStreamGetCaptureInfo_v3),
-    V(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2), F(cuStreamEndCapture),
-    F(cuThreadExchangeStreamCaptureMode), F(cuGraphDestroy), F(cuGraphGetNodes), F(cuEventCreate),
-    V(cuEventDestroy, 0, cuEventDestroy_v2), F(cuEventRecord), F(cuEventRecordWithFlags), F(cuEventQuery),
-    F(cuEventSynchronize), V(cuEventElapsedTime, 0, cuEventElapsedTime_v2), F(cuStreamWaitEvent), F(cuProfilerStart),
-    F(cuProfilerStop),
+    V(cuDeviceGetUuid, 0, cuDeviceGetUuid_v2), V(cuDeviceTotalMem, 0, cuDeviceTotalMem_v2), F(cuDeviceGetAttribute),
+    V(cuMemAlloc, 0, cuMemAlloc_v2), F(cuMemAllocManaged), V(cuMemFree, 0, cuMemFree_v2), F(cuMemHostAlloc),
+    F(cuMemFreeHost), V(cuMemHostGetDevicePointer, 0, cuMemHostGetDevicePointer_v2),
+    V(cuMemGetInfo, 0, cuMemGetInfo_v2), F(cuPointerGetAttribute), V(cuMemcpyHtoD, 0, cuMemcpyHtoD_v2),
+    V(cuMemcpyHtoDAsync, 0, cuMemcpyHtoDAsync_v2), V(cuMemcpyDtoH, 0, cuMemcpyDtoH_v2), F(cuMemsetD8Async),
+    F(cuMemAllocFromPoolAsync), F(cuMemFreeAsync), F(cuMemPoolGetAttribute), F(cuMemPoolSetAttribute),
+    F(cuDeviceGetMemPool), F(cuDevicePrimaryCtxRetain), V(cuDevicePrimaryCtxRelease, 0, cuDevicePrimaryCtxRelease_v2),
+    V(cuDevicePrimaryCtxReset, 0, cuDevicePrimaryCtxReset_v2), V(cuCtxCreate, 3020, cuCtxCreate_v2),
+    V(cuCtxCreate, 12050, cuCtxCreate_v4), V(cuCtxDestroy, 0, cuCtxDestroy_v2), F(cuCtxGetCurrent), F(cuCtxSetCurrent),
+    V(cuCtxPushCurrent, 0, cuCtxPushCurrent_v2), V(cuCtxPopCurrent, 0, cuCtxPopCurrent_v2), F(cuCtxGetDevice),
+    F(cuCtxSynchronize), F(cuLibraryLoadData), F(cuLibraryUnload), F(cuLibraryGetKernel), F(cuLibraryGetModule),
+    F(cuLibraryGetGlobal), V(cuModuleGetGlobal, 0, cuModuleGetGlobal_v2), F(cuModuleLoadData), F(cuModuleUnload),
+    F(cuModuleGetFunction), F(cuKernelGetFunction), F(cuFuncGetParamInfo),
+    V(cuFuncGetParamCount, 13020, cuFuncGetParamCount), F(cuKernelGetAttribute), F(cuFuncGetAttribute),
+    F(cuFuncSetAttribute), F(cuOccupancyMaxActiveBlocksPerMultiprocessor), F(cuOccupancyMaxPotentialBlockSize),
+    F(cuLaunchKernel), F(cuLaunchKernelEx), F(cuLaunchCooperativeKernel), F(cuStreamCreate),
+    V(cuStreamDestroy, 0, cuStreamDestroy_v2), F(cuStreamSynchronize), F(cuStreamGetCtx), F(cuStreamIsCapturing),
+    V(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2), F(cuStreamEndCapture), F(cuEventCreate),
+    V(cuEventDestroy, 0, cuEventDestroy_v2), F(cuEventRecord), F(cuStreamWaitEvent),
 #undef F
 #undef V
 };
@@ -2839,14 +1938,7 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int versi
     if (status)
         *status = best ? 0 : 1;
     *function = NULL;
-    if (!best) {
-        long i = 0;
-        while (i < missing.count && strcmp(missing.items[i], name))
-            i++;
-        if (i == missing.count)
-            APPEND(missing, must(strdup(name)));
-        LEAVE(NOT_FOUND);
-    }
+    CHECK(best, NOT_FOUND);
     memcpy(function, &best->function, sizeof *function);
     if (flags & 2) /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
         for (size_t i = 0; i < sizeof of_threads / sizeof *of_threads; i++)
@@ -2897,7 +1989,6 @@ void stub_set_trace(int on)
     watch();
     pthread_mutex_unlock(&lock);
 }
-
 
 void stub_fail(const char *name, int code, long after, int sticky)
 {
@@ -2972,13 +2063,6 @@ const char *stub_failed_at(long index)
     GUARDED(const char *, index >= 0 && index < failed.count ? failed.items[index] : NULL);
 }
 
-long stub_missing_count(void) { GUARDED(long, missing.count); }
-
-const char *stub_missing_at(long index)
-{
-    GUARDED(const char *, index >= 0 && index < missing.count ? missing.items[index] : NULL);
-}
-
 unsigned long long stub_allocate(int device, unsigned long long size)
 {
     pthread_mutex_lock(&lock);
@@ -2988,7 +2072,6 @@ unsigned long long stub_allocate(int device, unsigned long long size)
     pthread_mutex_unlock(&lock);
     return pointer;
 }
-
 
 long stub_allocation_count(int device)
 {

@@ -600,21 +600,3 @@ def test_messages_do_not_read_a_tensor_whose_memory_was_freed():
             assert type_and_message(call)[0] in (TypeError, ValueError, BufferError)
         """
     )
-
-
-@pytest.mark.slow
-def test_deleters_that_are_gone_before_the_last_array_are_not_called():
-    """They are made in Python; the last arrays die when the interpreter ends."""
-    run_python(
-        """
-        import numpy as np
-        from counting import TENSORS, tensor_of
-        from fastexchange import fast_args, from_dlpack
-        from made_producers import Ledger
-
-        part = fast_args(lambda x: x[1:3], returns=np.ndarray)
-        kept = [keep(tensor_of(kind, np.arange(4.0), Ledger())) for kind in TENSORS for keep in (part, from_dlpack)]
-        np.kept = [keep(tensor_of(kind, np.arange(4.0), Ledger())) for kind in TENSORS for keep in (part, from_dlpack)]
-        np.kept.append(np.kept)
-        """
-    )
