@@ -86,6 +86,7 @@ def test_byte_swapped_arrays():
         assert total(1, np.arange(4, dtype=dtype)) == 6.0
 
 
+@pytest.mark.slow
 @needs_torch
 def test_dtypes_that_numpy_has_with_ml_dtypes_only():
     fork_python("""

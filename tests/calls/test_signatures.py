@@ -22,6 +22,7 @@ MAKERS = pytest.mark.parametrize("make", [np.asarray] + ([torch.from_numpy] if t
 shape_and_sum = numba.njit(lambda x, y: (x.flat[0] * x.size + y, x.ndim))
 add_of_doubles = fast_args("float64(float64, float64)")(lambda x, y: x + y)
 first_of_doubles = fast_args("float64(float64[::1])")(lambda x: x[0])
+@pytest.mark.slow
 def test_more_than_64_signatures_each_found_again_natively():
     kernel, arrays = fast_args(lambda x: x.ndim + 10 * x.itemsize + 1000 * x.size), []
     for dtype, ndim in itertools.product(["?", "i1", "i4", "i8", "u8", "f4", "f8", "c16"], [1, 2, 3]):
@@ -170,6 +171,7 @@ def test_many_positional_arguments():
     ledger.check(ledger.made)
 
 
+@pytest.mark.slow
 def test_three_hundred_parameters_some_with_defaults_and_a_tuple_of_hundreds():
     names = [f"p{i}" for i in range(290)] + [f"p{i}={i}" for i in range(290, 300)]
     kernel = fast_args(eval(f"lambda {', '.join(names)}: p0[0] + p150 + p289[0] + p299"))

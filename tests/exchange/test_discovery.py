@@ -147,6 +147,7 @@ def test_entries_do_not_pile_up(what):
     assert len(runtime().entries) <= before + left and len(kernel.signatures) < 20
 
 
+@pytest.mark.slow
 def test_functions_of_ctypes_that_others_have_declared_otherwise():
     """``ctypes.pythonapi`` is everybody's: what others declare its functions to be is not what they are here."""
     fork_python("""
