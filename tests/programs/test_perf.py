@@ -181,10 +181,10 @@ FIRST = {f"first/{name}" for name in ("nothing", "kernel", "kernel/elapsed", "im
 IMPORTS = {"import/numba", "import/fastexchange", "threads/long/numpy/nogil/2"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("program, sections, keys", [
     pytest.param("run.py", ["import", "threads"], IMPORTS, marks=needs_compiler),
-    pytest.param("scale.py", ["first"], FIRST, marks=pytest.mark.nightly),
+    ("scale.py", ["first"], FIRST),
 ])
 def test_processes_say_what_they_measured(tmp_path, program, sections, keys):
     """Sections that take some seconds, in a new process, as the command runs them."""
@@ -289,13 +289,13 @@ def leave_out():
     assert "objects with __cuda_array_interface__: the row is left out (RuntimeError: dtype is not to be read)." in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_stub
 def test_a_row_that_a_package_cannot_launch_twice_is_left_out():
     in_a_process("leave_out")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_stub
 def test_hand_written_c_launches_what_ours_does():
     """Byte for byte, as the stub recorded it; and it refuses what it was not written for."""
