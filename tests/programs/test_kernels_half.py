@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 from kernel_data import exp_of_each, torch
+from nights import at_night
 
 if torch is None:
     pytest.skip("PyTorch has the tensors", allow_module_level=True)
@@ -27,7 +28,7 @@ from kernels.softmax import softmax
 
 HALVES = [torch.bfloat16, torch.float16]
 INF, NAN = math.inf, math.nan
-each_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
+each_half = pytest.mark.parametrize("dtype", at_night(HALVES, torch.bfloat16), ids=str)
 
 
 def normal(dtype, *shape, seed=0):
@@ -210,7 +211,8 @@ def steps(param, grads, average, seed=None):
 
 
 @pytest.mark.parametrize(("dtype", "of_float32", "narrow"), [
-    (torch.bfloat16, [(7,), (70_001,), ()], [(70_001,), (33, 17)]), (torch.float16, [], [(7,), (70_001,)]),
+    (torch.bfloat16, [(7,), (70_001,), ()], [(70_001,), (33, 17)]),
+    pytest.param(torch.float16, [], [(7,), (70_001,)], marks=pytest.mark.nightly),
 ], ids=str)  # fmt: skip
 def test_adamw(dtype, of_float32, narrow):
     """One step is that of a parameter of float32, rounded; the averages are of float32, or as narrow: each kind compiles anew."""
