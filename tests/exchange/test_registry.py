@@ -1,4 +1,4 @@
-"""The registry of DLPack types: NumPy 2.5's rules on every NumPy. NumPy's own tests of them: ``test_dlpack_suites.py``."""
+"""The registry of DLPack types: NumPy 2.5's rules on every NumPy, held against NumPy's own where it has one."""
 
 import itertools
 import sys
@@ -239,7 +239,7 @@ def test_less_than_a_byte_is_not_exchanged_and_a_kernel_gets_it_as_bytes(name):
 
 # ---- interpreters of their own: what is registered stays -----------------------------------------------------------
 PRELUDE = """
-import sys, threading, types
+import random, sys, threading, types
 from concurrent import futures
 from unittest import mock
 import numpy as np
@@ -339,10 +339,64 @@ OF_NUMPYS_REGISTRY = {
                      "np.dtypes.StringDType()")
     },
 }  # fmt: skip
+DIFFERENTIAL = """
+if not forwarded:
+    dtype_registry._numpy_register = None
+choose = random.Random(seed)
+names = ["f2", "i2", "S2", "V2", ">f2", "M8[s]", "m8[s]", "S8", "f8", "g", "V16", "S1", "?", "u1", "V32"]
+dtypes = [np.dtype(name) for name in names]
+dtypes += [np.dtype([("a", "u1"), ("b", "u1")]), np.dtype([("a", ">f2")])]
+dtypes += [np.dtype(dtype, metadata={"unit": "m"}) for dtype in dtypes]
+codes, widths = [0, 1, 2, 4, 6, 100, 101, 255, 256, -1], [8, 16, 64, 128, 256, 15]
+
+
+class Tensor:  # an import, seen through NumPy; it keeps what it exports
+    def __init__(self, key):
+        self.empty = dtype_registry._Empty(*key)
+    def __dlpack__(self, **options):
+        return self.empty.__dlpack__()
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+def outcome(call, *arguments, **options):
+    try:
+        return call(*arguments, **options)
+    except Exception as error:
+        return type(error)
+
+
+def exported(dtype):
+    capsule = outcome(np.empty(0, dtype).__dlpack__, max_version=(1, 0))
+    if capsule is BufferError:
+        return None
+    address = dtype_registry.PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+    dtype = dtype_registry.ffi.cast("DLManagedTensorVersioned *", address).dl_tensor.dtype
+    return dtype.code, dtype.bits
+
+
+for step in range(60):
+    dtype = choose.choice(dtypes)
+    width = 8 * dtype.itemsize if choose.random() < 0.9 else choose.choice(widths)
+    call = (choose.choice(codes), width), dtype
+    ours = outcome(register_dlpack_dtype, *call)
+    assert ours == outcome(np.dtypes.register_dlpack_dtype, *call), (step, call, ours)  # told already, it must say the same again
+    for dtype in dtypes:
+        assert key_of(dtype) == exported(dtype), (step, dtype)
+    for key in [(code, bits) for code in codes[:-2] for bits in widths[:4]]:
+        theirs = outcome(np.from_dlpack, Tensor(key))
+        a, b = dtype_of(*key), None if theirs is BufferError else theirs.dtype
+        assert a == b and (a is b or key in dtype_registry.BUILT_IN_DTYPES), (step, key, a, b)
+"""
+"""Random registrations, in both registries: the same outcome of each, and after each the same exports and imports."""
 if ml_dtypes is not None:
     SCENES |= OF_ML_DTYPES
 if NUMPY_REGISTERS:
     SCENES |= OF_NUMPYS_REGISTRY
+    for _seed, _word in itertools.product(range(6), ("forwarded", "apart")):
+        SCENES[f"as NumPy's registry step by step, {_seed}, {_word}"] = (
+            f"seed, forwarded = {_seed}, {_word == 'forwarded'}\n{DIFFERENTIAL}"
+        )
 
 
 @pytest.fixture(scope="module")
