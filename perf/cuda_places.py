@@ -81,7 +81,7 @@ class Stub:
     device_count = 2
 
     def __init__(self, wants_torch: bool = False):
-        sources = b"".join((cuda_stub.HERE / name).read_bytes() for name in ("libcuda.c", "record.h"))
+        sources = b"".join(path.read_bytes() for path in sorted(cuda_stub.HERE.glob("*.[ch]")))
         directory = floor.cache_directory() / f"stub-{hashlib.sha256(sources).hexdigest()[:16]}"
         directory.mkdir(parents=True, exist_ok=True)
         self.stub = cuda_stub.load(directory, force=True)

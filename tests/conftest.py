@@ -19,7 +19,7 @@ settings.register_profile("ci", _common, max_examples=30, derandomize=True)
 settings.register_profile("nightly", _common, max_examples=3500, derandomize=False, print_blob=True)
 settings.load_profile("ci")
 
-EXPECTED = "all tests take 6 minutes on two idle cores, three times that on a slow machine"
+EXPECTED = "all tests take 5 minutes on two idle cores, three times that on a slow machine"
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
 

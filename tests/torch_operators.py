@@ -5,6 +5,7 @@ import re
 
 import pytest
 from oracle import type_and_message
+from scale_kernels import scale, scale_backward
 
 torch = pytest.importorskip("torch")
 if not hasattr(torch.library, "register_vmap"):
@@ -22,22 +23,6 @@ needs_abi = pytest.mark.skipif(not torch_boxed._abi(), reason="PyTorch's C ABI l
 def nothing_compiled():
     """PyTorch's compiler has compiled nothing."""
     torch.compiler.reset()
-
-
-@fast_args(out="x[n, d], w[d] -> y[n, d]")
-def scale(x, w, y):
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            y[i, j] = x[i, j] * w[j]
-
-
-@fast_args(out="grad_y[n, d], x[n, d], w[d] -> grad_x[n, d], grad_w[d]")
-def scale_backward(grad_y, x, w, grad_x, grad_w):
-    grad_w[:] = 0
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            grad_x[i, j] = grad_y[i, j] * w[j]
-            grad_w[j] += grad_y[i, j] * x[i, j]
 
 
 @fast_args

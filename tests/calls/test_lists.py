@@ -273,6 +273,7 @@ def test_lists_of_anything_else_and_beside_what_only_numba_takes():
         kernel([], "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [60, 1000])
 def test_many_lists_of_anything_beside_what_is_exported(count):
     kernel = fast_args(lambda x, items: x[0] + len(items))

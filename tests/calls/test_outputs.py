@@ -308,6 +308,7 @@ def first_is(array, value):
     array.flat[0] = value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs, outputs", [(20, 1), (1, 18)])
 def test_more_dimensions_than_native_code_has_room_for(inputs, outputs):
     xs, ys = [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)]

@@ -178,6 +178,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs rights that can be dropped")
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_folder_that_keeps_nothing_any_more(what, tmp_path):
@@ -241,6 +242,7 @@ def folder(tmp_path):
     return str(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [[], ["first"], ["first", "of a pickle"]])
 def test_machine_code_of_kernels_that_llvm_has_not_got(names, folder):
     """It is compiled anew: its address would be 0."""

@@ -22,9 +22,7 @@ MAKERS = pytest.mark.parametrize("make", [np.asarray] + ([torch.from_numpy] if t
 shape_and_sum = numba.njit(lambda x, y: (x.flat[0] * x.size + y, x.ndim))
 add_of_doubles = fast_args("float64(float64, float64)")(lambda x, y: x + y)
 first_of_doubles = fast_args("float64(float64[::1])")(lambda x: x[0])
-total_without_the_gil = fast_args(nogil=True)(lambda x: x.sum())
-
-
+@pytest.mark.slow
 def test_more_than_64_signatures_each_found_again_natively():
     kernel, arrays = fast_args(lambda x: x.ndim + 10 * x.itemsize + 1000 * x.size), []
     for dtype, ndim in itertools.product(["?", "i1", "i4", "i8", "u8", "f4", "f8", "c16"], [1, 2, 3]):
@@ -42,15 +40,6 @@ def test_more_than_64_signatures_each_found_again_natively():
         if torch is not None and array.flags.writeable:
             assert kernel(torch.from_numpy(array)) == want[id(array)]
     assert len(kernel.signatures) == len(arrays)
-
-
-def test_the_slow_path_runs_once_per_shape(framework):
-    kernel, tensor = fast_args(lambda x, n: n + x.size), framework.tensor(np.ones(3))
-    assert kernel(tensor, 0) == 3
-    made = tensor.ledger.made if hasattr(tensor, "asked") else 0
-    assert [kernel(tensor, n) for n in range(4)] == [3, 4, 5, 6] and kernel.counts() == (4, 1, 1)
-    if hasattr(tensor, "asked"):
-        tensor.ledger.check(made + 4)
 
 
 # ---- explicit ------------------------------------------------------------------------------------------------------
@@ -182,6 +171,7 @@ def test_many_positional_arguments():
     ledger.check(ledger.made)
 
 
+@pytest.mark.slow
 def test_three_hundred_parameters_some_with_defaults_and_a_tuple_of_hundreds():
     names = [f"p{i}" for i in range(290)] + [f"p{i}={i}" for i in range(290, 300)]
     kernel = fast_args(eval(f"lambda {', '.join(names)}: p0[0] + p150 + p289[0] + p299"))
@@ -194,14 +184,6 @@ def test_three_hundred_parameters_some_with_defaults_and_a_tuple_of_hundreds():
     last, values = fast_args(lambda values: values[299]), tuple(range(300))
     assert last(values) == last(values) == 299 and last(values[::-1]) == 0
     assert last.counts().fast == 2
-
-
-def test_nogil_kernels_hold_owning_exports():
-    tensor = Tabled(np.ones(3))
-    total_without_the_gil(tensor)
-    before = tensor.ledger.made
-    assert [total_without_the_gil(tensor) for _ in range(3)] == [3.0] * 3 and tensor.borrows == 0
-    tensor.ledger.check(before + 3)
 
 
 # ---- cache entries -------------------------------------------------------------------------------------------------

@@ -95,16 +95,6 @@ def test_a_type_is_explained_by_its_instances():
     assert plain(np.float32) == 1
 
 
-def test_whatever_has_the_buffer_protocol_is_a_tensor():
-    cffi, pyarrow = pytest.importorskip("cffi"), pytest.importorskip("pyarrow")
-    memory = cffi.FFI().new("char[3]", b"abc")
-    for each in (pyarrow.py_buffer(b"abc"), cffi.FFI().buffer(memory), memoryview(b"abc"), array.array("B", b"abc")):
-        array_ = from_dlpack(each)
-        assert array_.tolist() == [97, 98, 99] and np.shares_memory(array_, np.frombuffer(each, np.uint8))
-        assert first(each) == first(each) == 97
-        assert explain(each).path == "buffer"
-
-
 def test_a_format_that_is_refused_is_named():
     letters, struct = array.array("u", "ab"), type("Struct", (ctypes.Structure,), {"_fields_": (("a", ctypes.c_int32),)})
     formats = {f"'{memoryview(letters).format}', items of {letters.itemsize} bytes": letters}

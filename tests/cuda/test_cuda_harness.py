@@ -1,18 +1,13 @@
 """What the tests rely on: the driver stub; and where there is a GPU, proved without one, the recorder of launches and digests."""
 
-import ctypes
 import shutil
-import struct
 import sys
-import threading
-from ctypes import c_size_t, c_uint, c_void_p
 from types import SimpleNamespace
 
 import cuda_stub
 import numpy as np
 import pytest
 from comparing import MAGIC, digest_of
-from cuda_checks import in_threads
 from cuda_tensors import DeviceTensor
 from interpreter import run_python
 from launches import address, kernel_of
@@ -83,52 +78,6 @@ def test_digests_are_all_that_the_arguments_are():
     function(*arguments, ints, floats)
     assert ints.tolist() == [MAGIC, 2, 1, 1, 4, 3, 1, 2, 3, 4, 5, 1, 3, 70, 72, 0, 5]
     assert floats.tolist() == [0, 3, 8, 12, 23, 2.5, 3, 1, 9.5, 0.5]  # the first element, those at the ends, and the last
-
-
-# ---- the driver stub: it refuses what the driver refuses, of what no package comes to ----
-class Driver:
-    """The driver by ctypes, found by its name, as the packages find it; and a kernel with a float64 for its parameter."""
-
-    def __init__(self, stub, kernel):
-        kernel[1, 32](2.5)
-        self.stub, self.function, self.cu = stub, c_void_p(stub.launches[-1].function), ctypes.CDLL("libcuda.so.1")
-        self._value = ctypes.c_double(2.5)
-        self._pointers = (c_void_p * 1)(ctypes.addressof(self._value))
-
-    def launch(self, function=None, grid=(1, 1, 1), block=(32, 1, 1), shared=0, stream=None, values=..., extra=None) -> int:
-        numbers, values = map(c_uint, (*grid, *block, shared)), self._pointers if values is ... else values
-        return self.cu.cuLaunchKernel(function or self.function, *numbers, stream, values, extra)
-
-
-@pytest.fixture
-def libcuda(stub, kernels):
-    return Driver(stub, kernels[1])
-
-
-def test_parameters_come_by_pointers_or_packed(libcuda):
-    (launch,), packed, size = libcuda.stub.launches, ctypes.c_double(2.5), c_size_t(8)
-    assert launch.packed == struct.pack("<d", 2.5) and launch.thread == threading.get_native_id()
-    extra = (c_void_p * 5)(1, ctypes.addressof(packed), 2, ctypes.addressof(size), 0)
-    assert libcuda.launch() == libcuda.launch(values=None, extra=extra) == 0
-    assert libcuda.launch(extra=extra) == libcuda.launch(values=None) == 1  # both, and none
-    assert libcuda.stub.launches == [launch] * 3
-    libcuda.stub.clear()
-    assert libcuda.stub.launches == [] and libcuda.stub.log == []
-
-
-def test_bad_launches_fail_as_in_the_driver_and_are_not_recorded(libcuda):
-    launch, nobodys, seen = libcuda.launch, c_void_p(0x1234560), []
-    libcuda.stub.clear()
-    for grid, block in [((0, 1, 1), (1, 1, 1)), ((1, 65536, 1), (1, 1, 1)), ((1, 1, 1), (1, 1, 65)), ((1, 1, 1), (32, 33, 1))]:
-        assert launch(grid=grid, block=block) == 1
-    assert launch(shared=48 * 1024 + 1) == 1
-    assert launch(nobodys) == launch(stream=nobodys) == 400
-    in_threads(lambda: seen.append(launch()))
-    assert seen == [201], "the thread has no context"
-    with driver().on(1):
-        assert launch() == 400, "the function is of another context"
-    assert libcuda.stub.launches == []
-    assert launch(shared=48 * 1024) == launch(grid=(2**31 - 1, 65535, 65535), block=(16, 1, 64)) == 0
 
 
 @pytest.mark.skipif(

@@ -49,8 +49,6 @@ long stub_trace_count(void);
 const char *stub_trace_at(long index);
 long stub_failed_count(void);                                /* calls that failed, but for injected errors */
 const char *stub_failed_at(long index);
-long stub_missing_count(void);
-const char *stub_missing_at(long index);
 unsigned long long stub_allocate(int device, unsigned long long size);
 long stub_allocation_count(int device);
 void *stub_current_context(void);

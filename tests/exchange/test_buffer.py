@@ -90,6 +90,10 @@ BUFFERS = {
     "ctypes empty": lambda: (ctypes.c_double * 0)(),
     "ctypes scalar": lambda: ctypes.c_double(2.5),
 }
+if (_pyarrow := optional("pyarrow")) is not None:
+    BUFFERS["pyarrow's"] = lambda: _pyarrow.py_buffer(b"abc")
+if (_cffi := optional("cffi")) is not None:
+    BUFFERS["cffi's"] = lambda: _cffi.FFI().buffer(_cffi.FFI().new("char[3]", b"abc"))
 if _testbuffer is not None:
     for _format in ("@i", "=i", "<i", "@l", "=l", "<L", "=q", "@N", "n", "<h", "<d", "=f", "<e", ">b", "!B", "@?", "<?"):
         BUFFERS[f"format {_format}"] = lambda form=_format: memoryview(_testbuffer.ndarray([1] * 3, shape=[3], format=form))

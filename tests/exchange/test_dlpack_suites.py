@@ -288,6 +288,7 @@ def test_what_paddles_dlpack_refuses_is_refused():
     assert explain(begins.detach()) == explain(paddle.zeros([0]))
 
 
+@pytest.mark.slow
 @needs_paddle
 def test_paddles_declared_outputs():
     @fast_args(out="x[n], k -> y[k, n]")

@@ -23,6 +23,8 @@ thrice = fast_args(lambda x: (x[:3], x[:3], x[1:]), returns=np.ndarray)
 beside = fast_args(lambda x, text: x[1:], returns=np.ndarray)
 copied = fast_args(lambda x: x.copy(), returns=np.ndarray)
 unlocked = fast_args(lambda x: x[1:], nogil=True, returns=np.ndarray)
+keep = fast_args(lambda container, x: container.append(x))
+keep_part = fast_args(lambda container, x: container.append(x[1:]))
 held: list = []
 
 
@@ -31,16 +33,6 @@ def optional(x, yes):
     if yes:
         return x[1:]
     return None
-
-
-@fast_args
-def keep(container, x):
-    container.append(x)
-
-
-@fast_args
-def keep_part(container, x):
-    container.append(x[1:])
 
 
 @fast_args

@@ -201,6 +201,7 @@ class Once:
         assert self.kernel(1.0, np.arange(4.0)) == self.kernel(1.0, Turning(behaves=True)) == 6.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time", TIMES)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_producers_that_do_something_else_first(action, time):

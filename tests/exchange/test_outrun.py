@@ -279,6 +279,7 @@ def test_memory_that_is_shared_or_cloned_lazily_meanwhile_is_the_one_that_is_wri
         assert victim.tolist() == [1.0] * 300 and all(clone.tolist() == [0.0] * 300 for clone in clones)
 
 
+@pytest.mark.nightly
 def test_without_an_exchange_table():
     """PyTorch before 2.10 has none: its tensors are exported after all others, too."""
     run_changed(

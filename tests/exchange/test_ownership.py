@@ -19,6 +19,8 @@ from forked import fork_python
 from frameworks import has_table, is_borrowed, needs_torch, torch
 from fuzzing import is_fast
 from hostile_producers import CONTENTS, EXPORTED, FUNCTIONS, RETURNS, Gives, raising
+from hostile_ways import WARM
+from hostile_ways import ignore as gather
 from interpreter import run_python
 from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy
 from numba.core.errors import NumbaError, TypingError
@@ -33,8 +35,6 @@ from fastexchange.calls import dependencies
 from fastexchange.dispatch.runtime import runtime
 
 assert no_violations  # a fixture
-WARM = 4
-"""Calls after which each combination of argument types in use has its cache entry."""
 FAST = ["numpy", "exchange table", *["torch"] * has_table()]
 OWNING = ["__dlpack__", "legacy", "exports only", "wrapper", "unversioned"]
 COMPANIES = {  # who stands beside the argument to blame, by turns; how many arguments there are
@@ -121,11 +121,6 @@ def known_kernel(count: int, name: str, **options):
             for _ in range(WARM if name == "fast" and not options else 2):
                 assert kernel(*tensors) == count
     return kernel
-
-
-@fast_args
-def gather(*arguments):
-    return len(arguments)
 
 
 def by_keyword(kernel, arguments, positional=0):
@@ -564,16 +559,6 @@ def test_conversions_of_what_has_odd_deleters(name):
 
 
 # ---- what would crash ------------------------------------------------------------------------------------------------
-def plain_table():
-    """A new type with an exchange table, whose tensors need no guard: an instance."""
-    return made_producers.tabled_type("Plain")(np.ones(3))
-
-
-def guarded_table():
-    """A new subclass of PyTorch's tensor, which has a guard: an instance."""
-    return torch.ones(3, dtype=torch.float64).as_subclass(type("Guarded", (torch.Tensor,), {}))
-
-
 def call_often(kernel, tensor) -> None:
     for _ in range(WARM):
         assert kernel(tensor) == 1.0
@@ -582,14 +567,15 @@ def call_often(kernel, tensor) -> None:
 
 @needs_torch
 def test_a_plan_without_a_guard_is_not_used_again_for_pytorch():
-    kernel = fast_args(lambda x: x[0])
-    call_often(kernel, plain_table())
-    tensor = guarded_table()
+    """A new type with an exchange table needs no guard; it comes before and after a subclass of PyTorch's, which has one."""
+    kernel, guarded = fast_args(lambda x: x[0]), type("Guarded", (torch.Tensor,), {})
+    call_often(kernel, made_producers.tabled_type("Plain")(np.ones(3)))
+    tensor = torch.ones(3, dtype=torch.float64).as_subclass(guarded)
     call_often(kernel, tensor)
     assert is_fast(kernel, tensor) is is_borrowed()
-    for bad in (tensor.clone().requires_grad_(), torch._neg_view(tensor.as_subclass(torch.Tensor)).as_subclass(type(tensor))):
+    for bad in (tensor.clone().requires_grad_(), torch._neg_view(tensor.as_subclass(torch.Tensor)).as_subclass(guarded)):
         assert raised(end_of(kernel, bad)) is BufferError
-    call_often(kernel, plain_table())
+    call_often(kernel, made_producers.tabled_type("Plain")(np.ones(3)))
 
 
 @needs_torch
@@ -612,23 +598,5 @@ def test_messages_do_not_read_a_tensor_whose_memory_was_freed():
             lambda: exchange_api(freed),
         ):
             assert type_and_message(call)[0] in (TypeError, ValueError, BufferError)
-        """
-    )
-
-
-@pytest.mark.slow
-def test_deleters_that_are_gone_before_the_last_array_are_not_called():
-    """They are made in Python; the last arrays die when the interpreter ends."""
-    run_python(
-        """
-        import numpy as np
-        from counting import TENSORS, tensor_of
-        from fastexchange import fast_args, from_dlpack
-        from made_producers import Ledger
-
-        part = fast_args(lambda x: x[1:3], returns=np.ndarray)
-        kept = [keep(tensor_of(kind, np.arange(4.0), Ledger())) for kind in TENSORS for keep in (part, from_dlpack)]
-        np.kept = [keep(tensor_of(kind, np.arange(4.0), Ledger())) for kind in TENSORS for keep in (part, from_dlpack)]
-        np.kept.append(np.kept)
         """
     )

@@ -11,6 +11,7 @@ from forked import fork_python
 from frameworks import is_exported, needs_torch, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
 from made_producers import ONLY_NUMBA, Dunder, Tabled, tabled_type
+from nights import at_night
 from oracle import new_kernel
 from ways import WAYS, total, total_beside, total_inside, total_listed, total_of_all
 
@@ -109,6 +110,7 @@ COMPUTED = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "floa
 """Elements with which kernels compute; see test_half.py."""
 
 
+@pytest.mark.slow
 @needs_ml_dtypes
 @pytest.mark.parametrize("name", [*ML_DTYPES, *ML_DTYPES_PADDED, "bcomplex32"])
 def test_every_type_of_ml_dtypes(name):
@@ -172,7 +174,7 @@ def test_integers_of_less_than_a_byte(name):
 
 @pytest.mark.slow
 @needs_torch
-@pytest.mark.parametrize("unknown", ["_find_dtype", "_find_keys _find_queries"])
+@pytest.mark.parametrize("unknown", at_night(["_find_dtype", "_find_keys _find_queries"], "_find_dtype"))
 def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
     fork_python(
         """

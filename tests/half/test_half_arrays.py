@@ -261,6 +261,7 @@ def sums(x):
     return x.sum(), np.mean(x), x.max(), np.min(x), (x[:-1] * x[1:]).sum()
 
 
+@pytest.mark.slow
 def test_reductions_in_parallel():
     """Numba's own, which it puts in place of what it knows by name, would overlook NaN.
 

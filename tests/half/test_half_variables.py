@@ -136,7 +136,7 @@ def test_accumulators_and_conditions():
 
 @pytest.mark.slow
 def test_programs():
-    check([*WRITTEN[5:-1], *of_pairs()[::59]], BFLOAT16)
+    check(WRITTEN[5:-1], BFLOAT16)
 
 
 IN_A_PROCESS = """

@@ -18,21 +18,8 @@ from other_ways import run_changed
 from fastexchange import FastKernel, fast_args
 
 WARM = 4
-
-
-@fast_args
-def doubled(x):
-    return 2 * x
-
-
-@fast_args("float64(float64)")
-def halved(x):
-    return x / 2
-
-
-@fast_args("float64(float64)")
-def squared(x):
-    return x * x
+doubled = fast_args(lambda x: 2 * x)
+halved, squared = (fast_args("float64(float64)")(each) for each in (lambda x: x / 2, lambda x: x * x))
 
 
 def test_attributes():

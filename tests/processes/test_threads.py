@@ -424,9 +424,7 @@ def test_many_kernels_without_the_gil_at_once():
     ledger.check(ledger.made)
 
 
-@fast_args
-def keep(container, x):
-    container.append(x)
+keep = fast_args(lambda container, x: container.append(x))
 
 
 @fast_args(nogil=True)

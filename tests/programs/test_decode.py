@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 TINY = ["--quick", "--layers=2", "--width=16", "--heads=2", "--vocabulary=70", "--tokens=5", "--steps=2"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPendingDeprecationWarning")]
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPendingDeprecationWarning")]
 
 
 @pytest.fixture
@@ -20,7 +20,6 @@ def decode(perf):
     numba.set_num_threads(threads[1])
 
 
-@pytest.mark.nightly
 def test_all_variants_agree(decode, tmp_path, capsys):
     file = tmp_path / "figures.json"
     code, printed = decode.main([*TINY, "--json", str(file)]), capsys.readouterr().out

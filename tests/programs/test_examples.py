@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from forked import needs_fork
 from interpreter import environment_of
+from nights import at_night
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # by program, the modules that it needs, and what it finds beside that no worker, if it has some, has compiled
@@ -35,7 +36,7 @@ def test_each_example_is_tested_and_described():
 
 @pytest.mark.slow
 @needs_fork
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", at_night(PROGRAMS, "futures", "start_methods"))
 def test_an_example(name, tmp_path):
     modules, said = PROGRAMS[name]
     for module in modules:

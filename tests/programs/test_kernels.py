@@ -9,21 +9,9 @@ import numpy as np
 import pytest
 from forked import fork_python
 from frameworks import needs_torch
-from kernel_data import (
-    CASES,
-    FRAMEWORKS,
-    SHAPES,
-    WAYS,
-    blank,
-    call,
-    check,
-    contiguous,
-    made,
-    memory_of,
-    random,
-    strided,
-    that_fit,
-    torch,
+
+from kernel_data import (  # isort: skip
+    CASES, FRAMEWORKS, SHAPES, WAYS, blank, call, check, contiguous, made, memory_of, random, strided, that_fit, torch,
 )
 from oracle import numbas
 from scipy import signal
@@ -471,6 +459,9 @@ OVERLAPPING = [
             itertools.combinations(LISTS, 2), ["params"] * 3 + ["exp_avgs, exp_avg_sqs"] * 2 + ["exp_avgs"], strict=True
         )
     ),
+]  # fmt: skip
+# Outputs of which several elements share memory.
+EACH_ELEMENT = [
     (axpy, (2.0, spread(6), spread(6), expanded(6)), "out: each element"),
     (softmax, (spread(6, 6), expanded(6, 6)), "out: each element"),
     (heat_step, (spread(6, 6), 0.1, expanded(6, 6)), "out: each element"),
@@ -508,7 +499,7 @@ def refused(args, message):
         np.testing.assert_array_equal(array, values)
 
 
-@pytest.mark.parametrize("row", [*each_refused(REFUSED), *OVERLAPPING], ids=as_sentence)
+@pytest.mark.parametrize("row", [*each_refused(REFUSED), *OVERLAPPING, EACH_ELEMENT[0]], ids=as_sentence)
 def test_refused(row):
     """By compiled code; or before, because its output's notation does not fit, in which case compiled code would, too."""
     kernel, args, message = row
@@ -521,7 +512,7 @@ def test_refused(row):
             numbas(kernel)(*args)
 
 
-@pytest.mark.parametrize("row", [*each_refused(OF_TYPES)], ids=as_sentence)
+@pytest.mark.parametrize("row", [*each_refused(OF_TYPES), *EACH_ELEMENT[1:]], ids=as_sentence)
 def test_refused_before_anything_is_written(row):
     kernel, args, message = row
     with refused(args, message):

@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 from interpreter import run_python
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 NAMES = ["axpy", "softmax", "rms_norm", "heat", "histogram"]
 PACKAGES = [name for name in ("numba.cuda", "numba_cuda_mlir.cuda") if importlib.util.find_spec(name.split(".")[0])]
 

@@ -7,6 +7,7 @@ import pytest
 from frameworks import jax_with_64_bits
 from interpreter import run_python
 from kernel_data import torch
+from nights import at_night
 
 import kernels
 from kernels.cross_entropy import cross_entropy
@@ -26,8 +27,6 @@ if torch is None and jax is None:
 
 
 # ---- what is computed: the formulas by `xp`, which is torch or jax.numpy ---------------------------------------------------
-
-
 def exponentials(xp, x):
     return xp.exp(x) / xp.exp(x).sum(1)[:, None]
 
@@ -69,8 +68,6 @@ DIFFERENT = ["softmax", "rms_norm", "rotary, halves", "cross_entropy, smoothed"]
 
 
 # ---- the frameworks --------------------------------------------------------------------------------------------------------
-
-
 class OfTorch:
     """PyTorch: what it makes of arrays, and how it differentiates."""
 
@@ -143,7 +140,7 @@ def check(found, wanted):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", at_night(CASES, *DIFFERENT))
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_gradients_are_those_of_numbers(framework, name):
     kernel, _, args, positions = CASES[name]
@@ -186,8 +183,6 @@ def test_integers_have_no_gradient():
 
 
 # ---- operators of PyTorch that have a name ---------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_opcheck(name):

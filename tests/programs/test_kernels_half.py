@@ -8,18 +8,17 @@ import math
 
 import numpy as np
 import pytest
-from kernel_data import torch
+from kernel_data import exp_of_each, torch
+from nights import at_night
 
 if torch is None:
     pytest.skip("PyTorch has the tensors", allow_module_level=True)
 
 from torch.nn import functional
 
-from fastexchange import fast_args
 from kernels.adamw import AdamW, adamw_step
 from kernels.axpy import axpy
 from kernels.cross_entropy import cross_entropy
-from kernels.exponential import exp
 from kernels.layer_norm import layer_norm
 from kernels.log_softmax import log_softmax
 from kernels.rms_norm import rms_norm
@@ -29,7 +28,7 @@ from kernels.softmax import softmax
 
 HALVES = [torch.bfloat16, torch.float16]
 INF, NAN = math.inf, math.nan
-each_half = pytest.mark.parametrize("dtype", HALVES, ids=str)
+each_half = pytest.mark.parametrize("dtype", at_night(HALVES, torch.bfloat16), ids=str)
 
 
 def normal(dtype, *shape, seed=0):
@@ -64,21 +63,15 @@ def check(got, exact, at_most=0.51, scale=0.0):
 
 
 # ---- what the kernels share ----
-@fast_args
-def _exp_of_each(x, out):
-    for j in range(x.shape[0]):
-        out[j] = exp(x[j])
-
-
 @each_half
 def test_exp_of_all_numbers(dtype):
     """Half a unit in the last place, subnormal results too; exact where it overflows; NaN for NaN."""
     x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
     out, wide = torch.empty_like(x), torch.empty(1 << 16)
-    _exp_of_each(x, out)
+    exp_of_each(x, out)
     exact = x.double().exp()
     check(out, exact)
-    _exp_of_each(x, wide)
+    exp_of_each(x, wide)
     finite = (exact > 2.0**-126) & (exact < 2.0**127)
     assert ((wide.double() / exact - 1).abs()[finite] < 7e-6).all()
 
@@ -119,7 +112,7 @@ def test_rows_are_pytorchs_in_float64_rounded(dtype, name):
         assert ours_off <= 1.01 * theirs_off + 1e-9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "dtype"), [*zip(KERNELS, [*HALVES, *HALVES[::-1]], strict=True)])
 def test_rows_in_place_strided_and_of_other_types(name, dtype):
     x, parameters, exact = given(name, dtype, 33, 129)
@@ -218,7 +211,8 @@ def steps(param, grads, average, seed=None):
 
 
 @pytest.mark.parametrize(("dtype", "of_float32", "narrow"), [
-    (torch.bfloat16, [(7,), (70_001,), ()], [(70_001,), (33, 17)]), (torch.float16, [], [(7,), (70_001,)]),
+    (torch.bfloat16, [(7,), (70_001,), ()], [(70_001,), (33, 17)]),
+    pytest.param(torch.float16, [], [(7,), (70_001,)], marks=pytest.mark.nightly),
 ], ids=str)  # fmt: skip
 def test_adamw(dtype, of_float32, narrow):
     """One step is that of a parameter of float32, rounded; the averages are of float32, or as narrow: each kind compiles anew."""

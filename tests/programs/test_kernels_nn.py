@@ -6,8 +6,20 @@ import math
 import numpy as np
 import pytest
 from frameworks import needs_torch
-from kernel_data import CASES, SHAPES, blank, call, check, contiguous, random, strided, that_fit, torch, transposed
-from numba import njit
+from kernel_data import (
+    CASES,
+    SHAPES,
+    blank,
+    call,
+    check,
+    contiguous,
+    exp_of_each,
+    random,
+    strided,
+    that_fit,
+    torch,
+    transposed,
+)
 
 import kernels.adamw
 from kernels.adamw import AdamW, adamw_step
@@ -28,18 +40,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide b
 
 
 # ---- what the kernels share ----
-@njit
-def _exp_of_each(x, out):
-    for j in range(x.shape[0]):
-        out[j] = exp(x[j])
-
-
 @pytest.mark.parametrize(("dtype", "low", "high"), [(np.float32, -104.5, 89.5), (np.float64, -746.0, 710.5)])
 def test_exp(dtype, low, high):
     """Within 1.5 units in the last place, of subnormal results too, and exact where it overflows."""
     x = np.concatenate([np.linspace(low, high, 200_001), np.linspace(-1, 1, 20_001), [0.0, -0.0, 1e-30]]).astype(dtype)
     out = np.empty_like(x)
-    _exp_of_each(x, out)
+    exp_of_each(x, out)
     # each computed in a wider type, or by the C library within one unit
     exact = np.exp(x.astype(np.float64 if dtype == np.float32 else np.longdouble))
     rounded = exact.astype(dtype)
@@ -49,7 +55,7 @@ def test_exp(dtype, low, high):
     assert (error <= 1.5 * np.spacing(rounded[finite])).all()
     x = np.array([NAN, -NAN, INF, -INF, 1e30, -1e30], dtype)
     out = np.empty_like(x)
-    _exp_of_each(x, out)
+    exp_of_each(x, out)
     np.testing.assert_array_equal(out, [NAN, NAN, INF, 0, INF, 0])
     assert exp.__name__ == "exp" and exp(dtype(0)) == 1 and exp(1) == math.e  # called by Python
 

@@ -22,7 +22,7 @@ import pytest
 from interpreter import run_python
 
 from fastexchange.measuring import files
-from fastexchange.measuring.timing import Samples, Statement, time_statements
+from fastexchange.measuring.timing import Samples
 
 PERF = Path(__file__).resolve().parents[2] / "perf"
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="perf/floor.c needs a C compiler")
@@ -69,21 +69,6 @@ def test_a_run_is_written_and_read_back(perf, tmp_path):
     machine, again = report.read_json(file)
     assert machine == {"cpu": "none"} and list(again) == list(times)
     assert all((again[key].values == times[key].values).all() for key in times)
-
-
-def test_a_queue_is_emptied_before_it_is_full():
-    """Launches are timed so: what is called, and what prepares it, in their order."""
-    runs = [0]
-
-    def call():
-        runs[-1] += 1
-
-    statements = {}
-    for code, calls in (("f()", 1), ("f(); f(); f()", 3), ("[f() for _ in range(90)]", 90)):
-        statements[code] = Statement(code, {"f": call}, calls, prepare=lambda: runs.append(0), most_calls=70)
-    time_statements(statements, rounds=3, batch_ns=40_000_000)  # for which that many calls are few on any machine
-    often = {count for count in runs if runs.count(count) >= 9}  # of each three runs in three rounds
-    assert {69, 70, 90} <= often and max(runs) == 90
 
 
 def test_the_table_has_ratios_of_its_run_and_leaves_out_what_was_not_measured(perf, monkeypatch, tmp_path):
@@ -182,7 +167,7 @@ def test_every_row_runs(perf):
     assert turn["f"].counts().compiled == 64 and len(turn["p"].signatures) == 64
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_row_of_16_bits_runs_and_its_sides_agree(perf, monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(PERF.parent))
@@ -196,10 +181,11 @@ FIRST = {f"first/{name}" for name in ("nothing", "kernel", "kernel/elapsed", "im
 IMPORTS = {"import/numba", "import/fastexchange", "threads/long/numpy/nogil/2"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("program, sections, keys", [
-    pytest.param("run.py", ["import", "threads"], IMPORTS, marks=needs_compiler), ("scale.py", ["first"], FIRST),
-])  # fmt: skip
+    pytest.param("run.py", ["import", "threads"], IMPORTS, marks=needs_compiler),
+    ("scale.py", ["first"], FIRST),
+])
 def test_processes_say_what_they_measured(tmp_path, program, sections, keys):
     """Sections that take some seconds, in a new process, as the command runs them."""
     file, only = tmp_path / "run.json", [word for section in sections for word in ("--only", section)]
@@ -333,13 +319,13 @@ def test_operators_launch_what_is_launched_by_hand():
     assert ended.stdout.strip() in ("0", "2")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_stub
 def test_a_row_that_a_package_cannot_launch_twice_is_left_out():
     in_a_process("leave_out")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_stub
 def test_hand_written_c_launches_what_ours_does():
     """Byte for byte, as the stub recorded it; and it refuses what it was not written for."""
@@ -424,7 +410,7 @@ def check(perf, monkeypatch, tmp_path):
     return check
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_stub
 def test_what_the_tests_for_a_gpu_find_is_written_down(perf, check, monkeypatch, tmp_path):
     """As far as they can go: what needs no device is run, the rest is skipped, and why is said."""

@@ -17,7 +17,6 @@ from frameworks import has_table  # noqa: E402
 from interoperability import Wrapper  # noqa: E402
 from interpreter import HERE, environment_of  # noqa: E402
 from made_producers import Dunder, Ledger, tabled_type  # noqa: E402
-from nights import at_night  # noqa: E402
 from odd_tensors import ODD  # noqa: E402
 from oracle import new_kernel  # noqa: E402
 
@@ -256,8 +255,8 @@ OF_THE_PROCESS = "layout or otherwise or first_call or exchange_table"
 OF_NATIVE_CODE = "native or is_read or borrowed or without_the_gil or box_hold or owner or modes or grad_mode_is_off"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", at_night(OTHERWISE, "its keys are not found"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", OTHERWISE)
 def test_a_pytorch_that_is_otherwise_gets_the_same_answers(how):
     """Whose tensors lie in memory in some other way, or that is older than 2.10: all that is not about how fast it is."""
     others = OF_THE_PROCESS + f" or {OF_NATIVE_CODE}" * ("either" in how or "neither" in how)
@@ -277,6 +276,7 @@ raise SystemExit(pytest.main(["-q", "-x", "-n0", "-p", "no:cacheprovider", "-k",
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 30
 
 
+@pytest.mark.slow
 def test_the_first_call_does_not_import_pytorchs_compiler():
     fork_python("""
         import sys

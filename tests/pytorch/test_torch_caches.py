@@ -4,7 +4,6 @@ import json
 
 import pytest
 from forked import Stage, fork_python
-from nights import at_night
 from torch_operators import torch
 
 from fastexchange import fast_args
@@ -168,8 +167,8 @@ EXPORTED = """
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("call", at_night(["copied", "torch.ops.fx_caches.exported"], "copied"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("call", ["copied", "torch.ops.fx_caches.exported"])
 def test_an_exported_program_is_of_one_declaration(call, tmp_path):
     def run(out: str, what: str):
         return fork_python(EXPORTED.format(call=call), str(tmp_path / "program.pt2"), out, what, check=False)

@@ -152,6 +152,7 @@ def test_what_needs_no_gradient_passes_in_compiled_code(case):
         assert compiled(torch.arange(3.0)).tolist() == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_an_operator_that_replaces_another_one_is_asked():
     @fast_args(out="x[n] -> y[n], z[n]")
     def double_twice(x, y, z):

@@ -255,6 +255,7 @@ CHECKED = {
 SCHEMAS = {several: "(Tensor x, SymInt k) -> (Tensor, Tensor)", listed: "(Tensor[] xs, Tensor x) -> Tensor"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKED)
 def test_opcheck(name):
     kernel, args, oracle = CHECKED[name]
@@ -516,7 +517,7 @@ class Model(torch.nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_module_first", [False, True])
+@pytest.mark.parametrize("is_module_first", at_night([False, True], False))
 def test_a_module_is_saved_and_loaded_elsewhere(is_module_first, tmp_path):
     path = tmp_path / "model.pt"
     torch.save(Model(), path)

@@ -74,6 +74,7 @@ OTHERWISE = {
 """What is changed in PyTorch, or found of it: what ``explain`` says then, and what the doctor says is slow."""
 
 
+@pytest.mark.slow
 def test_a_pytorch_that_has_not_all_that_native_code_asks():
     """One interpreter is forked for each change: it has traced once, and knows nothing of this package's offsets."""
     assert torch_modes.why_no_modes() == torch_modes.why_no_counts() == ""

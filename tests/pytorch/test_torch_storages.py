@@ -70,6 +70,7 @@ HOLDING = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "give"), HOLDING)
 def test_cached_calls_without_the_gil_hold_storages_and_give_them_back(function, give):
     kernel, x, y = fast_args(function, nogil=True), torch.ones(3), torch.ones(3, 2).t()

@@ -317,6 +317,7 @@ def test_memory_that_turns_out_otherwise_is_read_no_more():
     """).stdout.startswith("it is not read in memory: a tensor of this process was read otherwise")
 
 
+@pytest.mark.slow
 @needs_views
 @pytest.mark.parametrize("inline_ndim", [5, 6])
 def test_readers_come_with_the_package_or_are_compiled_for_other_offsets(inline_ndim):
@@ -432,6 +433,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALIKE)
 def test_a_tensor_between_others_of_its_kind(name):
     one = ALIKE[name]()
@@ -442,6 +444,7 @@ def test_a_tensor_between_others_of_its_kind(name):
             assert all_of(*tensors) == tuple(size + s for size, _, _, s in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_ANOTHER_KIND)
 def test_a_tensor_between_others_that_are_not_alike(name):
     for tensors in list(between(OF_ANOTHER_KIND[name]()))[::3]:

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from exchanges import together
 from forked import fork_python
 from frameworks import jax_with_64_bits, torch
 from interpreter import run_python
@@ -30,12 +31,7 @@ def seen(x):
     return total, x.shape, x.strides
 
 
-total = fast_args(seen)
-
-
-@fast_args
-def tail(x):
-    return x[1:]
+total, tail = fast_args(seen), fast_args(lambda x: x[1:])
 
 
 SHAPES = (), (1,), (4,), (0, 3), (2, 3), (2, 1, 4, 1, 3)
@@ -314,18 +310,12 @@ def test_an_error_of_jax_names_the_argument_also_of_kernels_with_outputs():
 
 @pytest.mark.parametrize("is_wide", [False, True])
 def test_results_of_64_bits_are_what_jax_makes_of_them(is_wide):
-    for dtype in ("float64", "int64", "uint64", "complex128"):
-        new = fast_args(returns="x")(new_of[dtype])
+    for dtype in map(np.dtype, ("float64", "int64", "uint64", "complex128")):
+        new = fast_args(returns="x")(lambda x: np.ones(3, dtype))  # noqa: B023
         with jax_with_64_bits(is_wide):
             made = new(jnp.ones(3, "float32"))
             assert made.dtype == jax.dtypes.canonicalize_dtype(dtype) and made.nbytes == made.on_device_size_in_bytes()
             assert (made + made).tolist() == [2, 2, 2]
-
-
-new_of = {
-    "float64": lambda x: np.ones(3, np.float64), "int64": lambda x: np.ones(3, np.int64),
-    "uint64": lambda x: np.ones(3, np.uint64), "complex128": lambda x: np.ones(3, np.complex128),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [1, 1000, 100_000, 1_000_000])
@@ -367,15 +357,11 @@ def test_arrays_are_readonly():
 
 
 def test_threads():
-    def call(first):
-        for i in range(first, first + 500):
+    def call(thread):
+        for i in range(1000 * thread, 1000 * thread + 500):
             assert total(jnp.full(3, i, "float32"))[0] == 3 * i
 
-    threads = [threading.Thread(target=call, args=(1000 * i,)) for i in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    together(4, call)
 
 
 DEVICES = """

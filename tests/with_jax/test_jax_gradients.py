@@ -5,7 +5,6 @@ import pytest
 from forked import fork_python
 from frameworks import jax_with_64_bits, torch
 from interpreter import run_python
-from numba import njit
 
 from fastexchange import fast_args
 
@@ -208,8 +207,14 @@ def test_a_backward_pass_that_does_not_fit_is_refused(error, message, options):
 
 
 def test_an_output_whose_gradient_no_step_takes():
-    steps = fast_args(out="grad_a[n], x[n] -> grad_x[n]")(lambda grad_a, x, grad_x: twofold(grad_a, grad_x))
-    both = fast_args(out="x[n] -> a[n], b[n]", backward=steps)(lambda x, a, b: two_and_three(x, a, b))
+    @fast_args(out="grad_a[n], x[n] -> grad_x[n]")
+    def twofold(grad_a, x, grad_x):
+        grad_x[:] = grad_a * 2
+
+    @fast_args(out="x[n] -> a[n], b[n]", backward=twofold)
+    def both(x, a, b):
+        a[:], b[:] = 2 * x, 3 * x
+
     assert np.array_equal(jax.grad(lambda x: both(x)[0].sum())(x4), np.full(4, 2))
     with pytest.raises(TypeError, match=r"its output 'b' is differentiated, .* has the parameter 'grad_b'"):
         jax.grad(lambda x: both(x)[1].sum())(x4)
@@ -220,34 +225,17 @@ def test_an_output_whose_gradient_no_step_takes():
             torch.autograd.grad(both(x)[1].sum(), x)
 
 
-@njit
-def twofold(grad_a, grad_x):
-    for i in range(grad_a.size):
-        grad_x[i] = grad_a[i] * 2
-
-
-@njit
-def two_and_three(x, a, b):
-    for i in range(x.size):
-        a[i], b[i] = 2 * x[i], 3 * x[i]
-
-
 def test_a_gradient_of_another_shape():
-    wrong = fast_args(out="x[n], w[m] -> y[n]", backward=lambda x, w, grad_y: (grad_y * w[0], grad_y * x))(
-        lambda x, w, y: scaled_by(x, w, y)
-    )
+    @fast_args(out="x[n], w[m] -> y[n]", backward=lambda x, w, grad_y: (grad_y * w[0], grad_y * x))
+    def wrong(x, w, y):
+        y[:] = x * w[0]
+
     message = r"returned a gradient of the shape \(4,\) for 'w', which has \(1,\)"
     with pytest.raises(RuntimeError, match=message):
         jax.grad(lambda w: wrong(x4, w).sum())(np.ones(1))
     if torch is not None:
         with pytest.raises(RuntimeError, match=message):
             wrong(torch.ones(4), torch.ones(1, requires_grad=True)).sum().backward()
-
-
-@njit
-def scaled_by(x, w, y):
-    for i in range(x.size):
-        y[i] = x[i] * w[0]
 
 
 def test_a_function_that_returns_too_few_gradients():
@@ -257,8 +245,6 @@ def test_a_function_that_returns_too_few_gradients():
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 def test_pytorch_differentiates_the_same_kernels():
     x, w = torch.arange(4.0, dtype=torch.float64, requires_grad=True), torch.ones(4, dtype=torch.float64, requires_grad=True)
@@ -266,6 +252,8 @@ def test_pytorch_differentiates_the_same_kernels():
     assert torch.autograd.gradcheck(scaled, (x, s)) and torch.autograd.gradcheck(lambda x, w: product(x, w, 2.5), (x, w))
     assert torch.autograd.gradgradcheck(exponential, (x,)) and torch.autograd.gradgradcheck(lambda x, w: product(x, w, 2), (x, w))
     assert torch.autograd.gradcheck(squared, (x.detach() * (1 + 2j)).requires_grad_())
+    rows = torch.ones(3, 4, requires_grad=True)
+    assert torch.autograd.grad(torch.vmap(scaled, (0, None))(rows, s.detach().float()).sum(), rows)[0].equal(3 * torch.ones(3, 4))
     for _ in range(3):
         assert torch.autograd.grad(exponential(x).sum(), x)[0].equal(exponential(x).detach())
     plain = exponential.counts().slow
@@ -288,53 +276,23 @@ def test_pytorch_says_what_it_cannot_record():
     half_declared(x, w.detach()).sum().backward()
     with pytest.raises(TypeError, match=r"^product\(\): a tensor requires grad, .* 'w' \(position 1\) is a numpy.ndarray"):
         product(x, np.ones(4, np.float32), 2.0)
-    shifted_by = fast_args(out="x[n] -> y[n]", backward=lambda grad_y: (grad_y, None))(lambda x, k=3.0, y=None: shift(x, k, y))
+
+    @fast_args(out="x[n] -> y[n]", backward=lambda grad_y: (grad_y, None))
+    def shifted_by(x, k=3.0, y=None):
+        y[:] = x + k
+
     assert torch.autograd.grad(shifted_by(x, 5).sum(), x)[0].equal(torch.ones(4)) and shifted_by(x, 5)[0] == 6
     for _ in range(3):
         assert exponential(x, None).requires_grad
 
 
-@njit
-def shift(x, k, y):
-    for i in range(x.size):
-        y[i] = x[i] + k
-
-
-@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
-def test_vmap_of_pytorch_is_a_native_loop():
-    x, s = torch.arange(24.0).reshape(2, 3, 4), torch.tensor([2.0, 3.0, 5.0])
-    for in_dims, given, wanted in (
-        ((0, None), (x[0], s[1]), x[0] * 3),
-        ((1, None), (x[0].T, s[1]), x[0] * 3),
-        ((None, 0), (x[0, 0], s), x[0, 0] * s[:, None]),
-        ((0, 0), (x[0], s), x[0] * s[:, None]),
-        ((0, None), (torch.empty(0, 4), s[1]), torch.empty(0, 4)),
-    ):
-        assert torch.vmap(scaled, in_dims)(*given).equal(wanted)
-    nested = torch.vmap(torch.vmap(scaled, (None, 0)), (0, None))
-    assert nested(x[0], s).equal(x[0][:, None] * s[None, :, None])
-    before = scaled.counts()
-    torch.vmap(scaled, (0, None))(torch.ones(500, 4), s[1])
-    assert scaled.counts().fast - before.fast + scaled.counts().slow - before.slow < 5
-    leaf = x[0].clone().requires_grad_()
-    assert torch.autograd.grad(torch.vmap(scaled, (0, None))(leaf, s[1]).sum(), leaf)[0].equal(torch.full((3, 4), 3.0))
-    with pytest.raises(ValueError, match="seventy-seven"):
-        torch.vmap(checked)(torch.tensor([[1.0], [77.0]]))
-
-
-@fast_args(out="x[n] -> y[n]")
-def checked(x, y):
-    y[:] = x
-    if x[0] == 77:
-        raise ValueError("seventy-seven")
-
-
 @pytest.mark.slow
-def test_in_the_interpreter_kernels_are_differentiated_too():
+def test_in_the_interpreter_kernels_are_traced_and_differentiated_too():
     run_python(
         """
         import jax, numpy as np
         from test_jax_gradients import exponential, torch
+        assert jax.jit(exponential)(np.zeros(3)).tolist() == [1, 1, 1]
         assert jax.grad(lambda x: exponential(x).sum())(np.zeros(3)).tolist() == [1, 1, 1]
         if torch is not None:
             x = torch.zeros(3, requires_grad=True)
@@ -365,21 +323,10 @@ def test_a_mesh_with_explicit_axes():
         """
         import jax, jax.numpy as jnp
         from jax.sharding import NamedSharding, PartitionSpec
+        import scale_kernels
         from fastexchange import fast_args
 
-        @fast_args(out="grad_y[n, d], x[n, d], w[d] -> grad_x[n, d], grad_w[d]")
-        def scale_backward(grad_y, x, w, grad_x, grad_w):
-            grad_w[:] = 0
-            for i in range(x.shape[0]):
-                for j in range(x.shape[1]):
-                    grad_x[i, j] = grad_y[i, j] * w[j]
-                    grad_w[j] += grad_y[i, j] * x[i, j]
-
-        @fast_args(out="x[n, d], w[d] -> y[n, d]", backward=scale_backward)
-        def scale(x, w, y):
-            for i in range(x.shape[0]):
-                for j in range(x.shape[1]):
-                    y[i, j] = x[i, j] * w[j]
+        ours = fast_args(scale_kernels.scale, out=scale_kernels.scale.out, backward=scale_kernels.scale_backward)
 
         @fast_args(out="x[...] -> y[...]")
         def same(x, y):
@@ -406,10 +353,10 @@ def test_a_mesh_with_explicit_axes():
                 for function in (lambda scale, x, w: scale(x, w), looped, chosen, gradients):
                     made, wanted = (
                         jax.jit(lambda x, w: function(each, x, w))(x, jnp.arange(4.0))
-                        for each in (scale, lambda x, w: x * w)
+                        for each in (ours, lambda x, w: x * w)
                     )
-                    for ours, own in zip(jax.tree.leaves(made), jax.tree.leaves(wanted), strict=True):
-                        assert jnp.array_equal(ours, own) and jax.typeof(ours) == jax.typeof(own), (ours, own)
+                    for one, own in zip(jax.tree.leaves(made), jax.tree.leaves(wanted), strict=True):
+                        assert jnp.array_equal(one, own) and jax.typeof(one) == jax.typeof(own), (one, own)
                 changed = jax.jit(double)(x)
                 assert jnp.array_equal(changed, x + x) and jax.typeof(changed) == jax.typeof(x)
         """,

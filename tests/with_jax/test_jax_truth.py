@@ -7,7 +7,7 @@ pytest.importorskip("jax")
 import truth_table as truth
 from jax_truth import KERNELS, TABLE
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_a_kernel_gets_the_value_or_an_exception_and_the_committed_table_says_it():
