@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import CommandError
 from .make_code import LEVELS_HERE, levels_by_process, settings_for
@@ -62,12 +62,12 @@ def run_into(options) -> int:
     return int(bool(left) and options.strict)
 
 
-def checked_levels(wanted: list[str] | None) -> list[str]:
-    """The levels that ``--cpu`` names. Raises CommandError."""
+def checked_levels(wanted: list[str] | None, option: str = "--cpu") -> list[str]:
+    """The levels that an option names. Raises CommandError."""
     levels = [each for text in wanted or () for each in text.split(",") if each] or DEFAULT_LEVELS
     for level in levels:
         if level not in LEVELS_HERE:
-            raise CommandError(f"--cpu {level}: code can be made here for {', '.join(LEVELS_HERE)}")
+            raise CommandError(f"{option} {level}: code can be made here for {', '.join(LEVELS_HERE)}")
     return list(dict.fromkeys(levels))
 
 
@@ -93,8 +93,10 @@ def package_and_folder(into: str) -> tuple[str, Path]:
     return into, Path(next(iter(spec.submodule_search_locations)))
 
 
-def make_code(package: str, targets: list[str], levels: list[str], folder: Path, path: list[str]) -> list[Made]:
-    """Make the code files of a package in a folder. `path`: ``sys.path`` of the processes that import it.
+def make_code(
+    package: str, targets: list[str], levels: list[str], folder: Path, path: list[str], cwd: Path | None = None
+) -> list[Made]:
+    """Make the code files of a package in a folder. `path`: ``sys.path`` of the processes that import it, behind their `cwd`.
 
     Returns a line for each signature. Raises CommandError if nothing can be made.
     """
@@ -112,7 +114,8 @@ def make_code(package: str, targets: list[str], levels: list[str], folder: Path,
             environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(each or ".") for each in path)
             Path(cache, str(index)).mkdir(exist_ok=True)
             command = [sys.executable, "-m", f"{__package__}.make_code", json.dumps(asked)]
-            return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+            return subprocess.run(command, env=environment, cwd=cwd, **quiet)
 
         groups = levels_by_process(levels)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
