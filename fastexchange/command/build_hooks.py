@@ -103,4 +103,5 @@ def tag_of(files: Iterable[str]) -> str:
     libc = "manylinux_2_17" if is_glibc else "musllinux_1_1"
     machines = {Path(each).name.split(".")[0].split("-")[2] for each in files}
     platforms = ".".join(sorted(f"{libc}_{machine}" for machine in machines))
-    return f"cp{sys.version_info[0]}{sys.version_info[1]}-cp{abi.split('-')[1]}-{platforms}"
+    version = abi.split("-")[1]  # "311", "311d" of a debug build, "314t" without the GIL
+    return f"cp{version.rstrip('dt')}-cp{version}-{platforms}"

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from interpreter import run_python
 
+from fastexchange.command.build_hooks import Options
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def programs(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.M | re.S)
+def programs(page: str, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.M | re.S)
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
@@ -33,3 +35,16 @@ print([hasattr(each, "counts") for each in (own, theirs, total)])
     kernel = "FastKernel" if is_installed else "CPUDispatcher"
     said = f"['CPUDispatcher', 'CPUDispatcher', '{kernel}'] 3.0 1.0\n{[is_installed, False, is_installed]}\n"
     assert run_python(code).stdout == said
+
+
+def test_a_package_that_ships_its_kernels():
+    """What its example lists is compiled, and the hooks read the options in its pyproject.toml."""
+    (module,) = programs("shipping.md")
+    code = f"{module}\nfor kernel, *calls in __precompile__():\n    print(kernel.precompile(*calls))"
+    f64, f32 = "Array(float64, 1, 'C', False, aligned=True)", "Array(float32, 1, 'C', False, aligned=True)"
+    assert run_python(code).stdout == f"[(float64, {f64}, {f64}), (float64, {f32}, {f32})]\n"
+    tables = list(map(pytest.importorskip("tomllib").loads, programs("shipping.md", "toml")))
+    hatchs, setuptools, others = (each["tool"] for each in tables)
+    hatchs = hatchs["hatch"]["build"]["targets"]["wheel"]["hooks"]
+    assert Options.read(hatchs["fastexchange"], "").targets == ["mypackage.kernels", "kernels.json"]
+    assert Options.read(setuptools["fastexchange"], "").strict and others["cibuildwheel"]["repair-wheel-command"] == ""
