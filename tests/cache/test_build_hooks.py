@@ -320,7 +320,8 @@ def test_the_example_in_an_environment_where_nothing_was_ever_compiled(tmp_path)
         assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
         return done.stdout
 
-    subprocess.run([str(python), "-m", "fastexchange._native_build"], env=environment, check=True)  # what our wheel carries
+    native = [str(python), "-m", "fastexchange._native_build"]  # what a wheel of fastexchange carries
+    subprocess.run(native, env=environment, cwd=tmp_path, check=True)
     where = run("-c", "import fastexchange, shipped_kernels as s; print(fastexchange.__file__, s.__file__)").split()
     assert all(each.startswith(str(site)) for each in where)
     said = json.loads(run(str(EXAMPLE / "first_calls.py"), "shipped", "shipped.pickle"))
