@@ -155,7 +155,7 @@ class _Describer:
             return self._dispatcher(value, name)
         elif not isinstance(value, python_types.ModuleType):  # whose attributes are described where they are named
             own = self._function(value) if kind is python_types.FunctionType else ()
-            registered = registered_for(value)
+            registered = registered_for(value) if extensions() else []  # asking Numba loads all that it has registered
             if (own or registered or isinstance(value, _NATIVE)) and all(function for function, _ in registered):
                 described = [(self.describe(function, name), self.describe(how, name)) for function, how in registered]
                 return *_named(value), own, described
