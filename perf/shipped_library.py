@@ -1,6 +1,6 @@
 """Seconds to the first result of a library in a new container, plain and with shipped code: QuantEcon.py, unchanged.
 
-``shipped_library.py [--rounds N]`` installs quantecon into a temporary folder (pip needs its package index), records what a program
+``shipped_library.py [--rounds N]`` installs quantecon into a temporary folder (pip needs an index), records what a program
 calls, puts the code of these kernels into a copy, and runs the program in processes without any cache. With the code the program
 calls ``accelerate("quantecon")`` first. Only the ratios mean something. What quantecon's gufuncs compile at its import stays.
 """
