@@ -192,12 +192,13 @@ class CarriedCode(CodeInFront):
             text = self._keys.text(key)
             if text is None:
                 return f"{self._keys.why_no_text(key)}"
-            if (shipped := shipped_with(kernel)) is not None and given in shipped.loaded:
-                return f"it comes with {shipped.package}, here and there"
             if not has_current_code(self._py_func):
                 return "it was compiled with other values of what the kernel names, here or before"
             kept = why_not_kept(compiled)
-            data = reduced(compiled) if not kept else kernel._stored_on_disk(given)
+            data = reduced(compiled) if not kept else None
+            if data is None and (shipped := shipped_with(kernel)) is not None:
+                data = shipped.stored(given)
+            data = kernel._stored_on_disk(given) if data is None else data
             if data is None:
                 return kept
             is_added = self._save(text, (key, (compiled.signature, data)))

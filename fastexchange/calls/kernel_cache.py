@@ -180,7 +180,8 @@ class Entries:
 class KernelCache(FunctionCache):
     """Numba's cache of a function that is compiled with these options of ``numba.njit``.
 
-    `warns`: whether to warn about code that Numba's own cache would keep, and this one does not.
+    `warns`: whether to warn about code that Numba's own cache would keep, and this one does not. Not for Numba's functions:
+    nothing is found out of what they write to (``writes``), so their code is no other kernel's.
 
     Raises RuntimeError if there is no writable directory, or if it is not safe.
     """
@@ -194,7 +195,7 @@ class KernelCache(FunctionCache):
         stamp = self._impl.locator.get_source_stamp()
         self._impl.reduce, self._impl.rebuild = reduced, rebuilt
         own = made_by()
-        depends_on = lambda: (own, code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
+        depends_on = lambda: (own, warns, code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
         self._cache_file = Entries(folder, self._impl.filename_base, py_func, depends_on, warns)
 
     def load_overload(self, sig, target_context):

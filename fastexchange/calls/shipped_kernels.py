@@ -19,19 +19,25 @@ from .kernel_cache import Entries
 __all__ = ["ShippedKernels", "keys_of", "shipped_kernels", "shipped_with"]
 
 
-def keys_of(py_func: FunctionType, options: dict, entries: package_code.FileEntries, made_for: tuple) -> Entries:
-    """The keys of a function's code, compiled with these options of ``numba.njit``, among the entries of a file."""
+def keys_of(
+    py_func: FunctionType, options: dict, entries: package_code.FileEntries, made_for: Callable[[], tuple], is_numbas: bool
+) -> Entries:
+    """The keys of a function's code, compiled with these options of ``numba.njit``, among the entries of a file.
+
+    `is_numbas`: it is compiled as by ``numba.njit``, and nothing is found out of what it writes to (``writes``).
+    """
     code = py_func.__code__
     name = py_func.__module__, py_func.__qualname__, code.co_firstlineno, code.co_linetable
-    return Entries(entries, "", py_func, lambda: (made_for, name, dependencies(py_func, options)), warns=False)
+    depends_on = lambda: (made_for(), name, is_numbas, dependencies(py_func, options))  # noqa: E731
+    return Entries(entries, "", py_func, depends_on, warns=False)
 
 
 class ShippedKernels(CodeInFront):
     """The code of one kernel. Its package's file is read when it first compiles."""
 
-    def __init__(self, py_func: FunctionType, options: dict, package: str) -> None:
+    def __init__(self, py_func: FunctionType, options: dict, package: str, is_numbas: bool) -> None:
         super().__init__(py_func, options)
-        self.package = package
+        self.package, self._is_numbas = package, is_numbas
         self.loaded: dict[tuple, CodeFile] = {}
         """Where the code of a signature was found, by its argument types."""
         self._is_open = False
@@ -43,7 +49,7 @@ class ShippedKernels(CodeInFront):
         if not self._is_open and not failures():
             self._file = code_file(self.package)
             if self._file is not None:
-                self._keys = keys_of(self._py_func, self._options, self._file, self._file.made_for)
+                self._keys = keys_of(self._py_func, self._options, self._file, self._file.made_for, self._is_numbas)
             self._is_open = True
         return self._file
 
@@ -73,6 +79,14 @@ class ShippedKernels(CodeInFront):
         assert self._file is not None
         self.loaded[given] = self._file
 
+    def stored(self, given: tuple) -> Any:
+        """The code of a signature that was found here, as ``numba_code.reduced`` makes it; None if it fits no more."""
+        if given not in self.loaded or self._file is None or self._keys is None:
+            return None
+        text = self._keys.text((given, self._file.level))
+        found = self._file.load("", text) if text is not None else None
+        return found[1][1] if found is not None else None
+
     def load_overload(self, sig, target_context):
         self.file  # noqa: B018 - reads it
         return super().load_overload(sig, target_context)
@@ -96,4 +110,4 @@ def shipped_kernels(kernel) -> CodeInFront | None:
     if make_cache is not None:
         return make_cache(kernel)
     package = package_with_code(str(kernel.py_func.__module__))
-    return ShippedKernels(kernel.py_func, kernel._compiled_with(), package) if package else None
+    return ShippedKernels(kernel.py_func, kernel._compiled_with(), package, kernel._is_numbas) if package else None

@@ -5,9 +5,12 @@ files into a folder, one for each level: the code, and a report.
 """
 
 import contextlib
+import functools
 import importlib.machinery
 import json
 import os
+import platform
+import re
 import sys
 import sysconfig
 import warnings
@@ -21,10 +24,14 @@ __all__ = ["LEVELS_HERE", "levels_by_process", "run_make", "settings_for"]
 _ABI = str(sysconfig.get_config_var("SOABI"))
 _CROSS = {"aarch64": ("-x86_64-linux-", "-aarch64-linux-", "aarch64-unknown-linux-gnu")}
 """Levels of another platform, made where Python's ABI names this one: what it is called there; LLVM's name."""
-LEVELS_HERE: tuple[str, ...] = ("aarch64",)
-"""The levels for which code can be made on this platform."""
-if "x86_64" in _ABI or sys.platform == "win32":
+LEVELS_HERE: tuple[str, ...] = ()
+"""The levels for which code can be made on this platform. On Windows a Python has no name for its ABI, and so none."""
+if _ABI == "None":
+    pass
+elif platform.machine() in ("x86_64", "AMD64"):
     LEVELS_HERE = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", *(each for each in _CROSS if _CROSS[each][0] in _ABI))
+elif platform.machine() in ("aarch64", "arm64"):
+    LEVELS_HERE = ("aarch64",)
 
 
 def levels_by_process(levels: list[str]) -> list[list[str]]:
@@ -47,12 +54,12 @@ class _Level:
     """The entries for one level, and how code is written for it."""
 
     def __init__(self, level: str) -> None:
-        from ..ground.package_code import FileEntries, made_for
+        from ..ground.package_code import FileEntries
 
         here, there, triple = _CROSS.get(level, ("", "", ""))
         self.level, self.is_here = level, not (here and here in _ABI)
         self.abi, self._triple = (_ABI, "") if self.is_here else (_ABI.replace(here, there), triple)
-        self.made_for, self.entries = made_for(level, self.abi), FileEntries()
+        self.entries = FileEntries()
         self.report: list[tuple[str, str, int, str]] = []
 
     def serialized(self, library, symbols) -> Any:
@@ -75,7 +82,8 @@ def _maker(package: str, levels: "list[_Level]"):
     from ..calls.kernel_cache import with_unique_symbols
     from ..ground.disk_cache import digest
     from ..ground.numba_code import number_names, why_not_kept
-    from ..ground.numba_internals import compile_with, pipeline_of
+    from ..ground.numba_internals import compile_with, dumps, pipeline_of
+    from ..ground.package_code import made_for
     from ..ground.sources import source_stamp
 
     class Collecting(CodeInFront):
@@ -83,7 +91,10 @@ def _maker(package: str, levels: "list[_Level]"):
             options = kernel._compiled_with()
             super().__init__(kernel.py_func, options)
             keys_of = shipped_kernels.keys_of
-            self._each = [(each, keys_of(self._py_func, options, each.entries, each.made_for)) for each in levels]
+            self._each = []
+            for each in levels:
+                its = functools.partial(made_for, each.level, each.abi)
+                self._each.append((each, keys_of(self._py_func, options, each.entries, its, kernel._is_numbas)))
             self._begun: dict[tuple, tuple] = {}
 
         def load_overload(self, sig, target_context):
@@ -102,8 +113,12 @@ def _maker(package: str, levels: "list[_Level]"):
                     why = str(keys.why_no_text(key)) if text is None else "a value that it names has changed meanwhile"
                 if not why:
                     try:
-                        each.entries.save("", text, (key, (data.signature, each.reduced(data))))
-                        size = len(each.entries.entries[digest(text)][1])
+                        made = dumps((key, (data.signature, each.reduced(data))))
+                        if _OF_THIS_PROCESS.search(made) or os.getcwd().encode() in made:
+                            why = "it has addresses or paths of this process, as generators and objmode blocks have"
+                        else:
+                            each.entries.entries[digest(text)] = text, made
+                            size = len(made)
                     except Exception as error:  # pickling may raise any exception
                         why = f"it cannot be pickled: {type(error).__name__}: {error}"
                 shown = ", ".join(map(str, data.signature.args))
@@ -123,7 +138,7 @@ def _maker(package: str, levels: "list[_Level]"):
         return Collecting(kernel)
 
     def make(key: tuple, modules: tuple[str, ...], build):
-        texts = [repr((key, source_stamp(*modules), each.made_for)) for each in levels]
+        texts = [repr((key, source_stamp(*modules), made_for(each.level, each.abi))) for each in levels]
         with number_names(digest(texts[0])[:24]):
             library, symbols, extra = build()
         for each, text in zip(levels, texts, strict=True):
@@ -137,6 +152,9 @@ def _given(sig) -> tuple:
     from numba.core import sigutils
 
     return tuple(sigutils.normalize_signature(sig)[0])
+
+
+_OF_THIS_PROCESS = re.compile(rb"0x7[0-9a-f]{10,}")
 
 
 class _Named(importlib.machinery.SourceFileLoader):
@@ -199,7 +217,7 @@ def run_make(levels: list[str], folder: str, package: str, targets: list[str], n
     failed: list[tuple[str, str, int, str]] = []
     with warnings.catch_warnings(), number_names(package):
         warnings.simplefilter("ignore")  # the processes of all levels would say the same
-        for name, kernel, call in [each for target in targets for each in work_of(target)]:
+        for name, kernel, call in [each for target in targets for each in work_of(target, may_be_empty=True)]:
             if not isinstance(kernel, FastKernel):
                 failed.append((name, "", 0, "kernels for CUDA are compiled on their device, by their own package"))
                 continue

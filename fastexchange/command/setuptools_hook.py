@@ -7,12 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from setuptools.config.pyprojecttoml import load_file
-from setuptools.errors import SetupError
-
-from . import CommandError
-from .build_hooks import code_for_wheel, copied, tag_of
-
 __all__ = ["add_machine_code"]
 
 _SECTION = "tool.fastexchange"
@@ -24,7 +18,14 @@ def add_machine_code(distribution: Any) -> None:
     Does nothing without the options. Editable installations have no code: their sources change.
     """
     file = Path(distribution.src_root or os.curdir, "pyproject.toml")
-    tools = load_file(file).get("tool", {}) if file.is_file() else {}
+    if not file.is_file() or f"[{_SECTION}" not in file.read_text("utf-8", "replace"):
+        return  # nearly all builds: nothing is imported for them, and an older setuptools does
+    try:
+        from setuptools.config.pyprojecttoml import load_file
+        from setuptools.errors import SetupError
+    except ImportError:
+        raise RuntimeError(f"[{_SECTION}] in {file}: it needs setuptools 70.1 or newer") from None
+    tools = load_file(file).get("tool", {})
     if "fastexchange" in tools and not hasattr(distribution.cmdclass.get("bdist_wheel"), "fastexchange"):
         if "cmdclass" in tools.get("setuptools", {}):
             raise SetupError(f"[tool.setuptools] cmdclass takes the place of what [{_SECTION}] adds: give it in setup.py")
@@ -34,6 +35,10 @@ def add_machine_code(distribution: Any) -> None:
 
 def _with_machine_code(command: Any, options: dict[str, Any], root: Path) -> type:
     """A command that makes a wheel, with these options."""
+    from setuptools.errors import SetupError
+
+    from . import CommandError
+    from .build_hooks import code_for_wheel, copied, tag_of
 
     class bdist_wheel(command):
         fastexchange = options

@@ -50,7 +50,8 @@ def run_into(options) -> int:
     if not os.access(folder, os.W_OK):
         raise CommandError(f"{folder} cannot be written")
     with tempfile.TemporaryDirectory() as made_in:
-        made = make_code(package, options.targets or [package], levels, Path(made_in), sys.path)
+        root = folder.parents[package.count(".")]  # first: another package of this name may be installed
+        made = make_code(package, options.targets or [package], levels, Path(made_in), [str(root), *sys.path])
         for each in made:
             print(each)
         written = replace_code(Path(made_in), folder)

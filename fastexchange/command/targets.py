@@ -13,8 +13,11 @@ from .record import kernels_in
 __all__ = ["work_of"]
 
 
-def work_of(target: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what a target names: for each call to compile for, the kernel's name, the kernel and the call."""
+def work_of(target: str, may_be_empty: bool = False) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what a target names: for each call to compile for, the kernel's name, the kernel and the call.
+
+    `may_be_empty`: a module without ``__precompile__`` is right, too: its declared signatures are compiled at its import.
+    """
     if target.endswith(".json"):
         kernels = kernels_in(Path(target))
         if not any(kernels.values()):
@@ -26,6 +29,8 @@ def work_of(target: str) -> Iterator[tuple[str, Any, Any]]:
         return
     name, dotted = split(target)
     module = imported(name)
+    if may_be_empty and not dotted and not hasattr(module, "__precompile__"):
+        return
     wanted = _kernel(find(module, dotted, name), target) if dotted else None
     found = False
     for kernel, *calls in _listed(module, name):

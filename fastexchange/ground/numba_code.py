@@ -333,6 +333,9 @@ def rebuilt(context, state: tuple) -> Any:
     signature = result[_SIGNATURE]
     for load in result[_RELOAD] or ():  # Numba's threads, whose functions parallel loops name
         load()
+    if any(name.startswith(_LINEAR_ALGEBRA) for name in names) and importlib.util.find_spec("scipy") is None:
+        for ensure in ("ensure_blas", "ensure_lapack"):
+            getattr(importlib.import_module("numba.np.linalg"), ensure)()  # raises ImportError: the code would end the process
     if not (_are_known(names) and all(map(has_representation, (*signature.args, signature.return_type)))):
         load_representations()
     name, _, (code, linked) = result[_LIBRARY]
@@ -346,6 +349,8 @@ _KNOWN_OF_CODE = ("fastexchange_called", "fastexchange_never_written")
 """Attributes of a library by which what is known of a kernel's code goes with it."""
 
 
+_LINEAR_ALGEBRA = "numba_xx", "numba_ez", "numba_cblas", "numba_raw_"
+"""Prefixes of Numba's functions that call SciPy's BLAS and LAPACK."""
 _known_names: set[str] = set()
 
 

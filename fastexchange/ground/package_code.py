@@ -105,11 +105,15 @@ class CodeFile(FileEntries):
 
     def __init__(self, path: Path, level: str, entries: dict[str, tuple[str, bytes]]) -> None:
         super().__init__(entries)
-        self.path, self.level, self.made_for = path, level, made_for(level)
+        self.path, self.level = path, level
+
+    def made_for(self) -> tuple:
+        """What its code has to be made for now: a program may change Numba's settings."""
+        return made_for(self.level)
 
     def text(self, key: tuple, stamp: str) -> str:
         """The key of native code that goes with kernels, made from sources with this stamp."""
-        return repr((key, stamp, self.made_for))
+        return repr((key, stamp, self.made_for()))
 
     @staticmethod
     def packed(entries: dict[str, tuple[str, bytes]], level: str, abi: str) -> bytes:
@@ -126,7 +130,9 @@ class CodeFile(FileEntries):
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise NotBelieved("it has the format of another version of fastexchange") from None
         for what, there, here in differences:
-            raise NotBelieved(f"it was made for another installation: {what} is {here}, not {there}")
+            if isinstance(there, list):
+                here, there = ([each for each in one if each not in other] for one, other in ((here, there), (there, here)))
+            raise NotBelieved(f"it was made for another installation: {what} is {there} there, {here} here")
         if half and half != source_stamp(_HALF):
             raise NotBelieved("it was made with another version of fastexchange's half precision")
         entries = unframed(data, found)
@@ -149,15 +155,19 @@ opened: list[CodeFile] = []
 """The files that this process has read."""
 
 
-@functools.cache
+_with_code: dict[str, str | None] = {}
+
+
 def package_with_code(module: str) -> str | None:
     """The package, of those that a module lies in, that has a folder for code: the innermost. Reads nothing of it."""
-    parts = module.split(".")
-    for end in range(len(parts), 0, -1):
-        name = ".".join(parts[:end])
-        if any(_exists(name, folder) for folder in _folders_of(name)):
-            return name
-    return None
+    if module not in _with_code:
+        parts = module.split(".")
+        names = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+        found = next((name for name in names if any(_exists(name, folder) for folder in _folders_of(name))), None)
+        if found is None and names[-1] not in sys.modules:  # of a pickle: it may be imported later
+            return None
+        _with_code[module] = found
+    return _with_code[module]
 
 
 def _folders_of(package: str) -> list[Path]:

@@ -15,6 +15,7 @@ import textwrap
 import venv
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from packaging.tags import parse_tag, sys_tags
 
 import fastexchange
 from fastexchange.command import CommandError, build_hooks, hatch_hook
+from fastexchange.command.setuptools_hook import add_machine_code
 from fastexchange.command.ship import DEFAULT_LEVELS
 from fastexchange.ground.package_code import fitting_levels
 
@@ -193,7 +195,7 @@ def test_a_bad_option_is_refused_before_anything_is_compiled(line, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "kernels", "sentence"), [
     ("hatchling", "import nothing_like_it", "tiny.kernels cannot be imported: ModuleNotFoundError: "),
-    ("setuptools", "x = 3", "tiny.kernels has no __precompile__: "),
+    ("setuptools", "x = 3", "tiny.kernels: no kernel of tiny was compiled"),
     ("hatchling", "import os\nos._exit(7)", f"the process that made code for {LEVEL} has ended: exit code 7"),
     ("setuptools", """
         from fastexchange import fast_args
@@ -330,3 +332,17 @@ def test_the_example_in_an_environment_where_nothing_was_ever_compiled(tmp_path)
     run(str(EXAMPLE / "first_calls.py"), "njit", "njit.pickle")
     shipped, plain = (pickle.loads((tmp_path / f"{name}.pickle").read_bytes()) for name in ("shipped", "njit"))
     assert len(shipped) == said["calls"] and [pair for pair in zip(shipped, plain, strict=True) if not equal(*pair)] == []
+
+
+def test_projects_without_the_table_need_nothing_of_setuptools(tmp_path, monkeypatch):
+    """An older setuptools, which calls the hook for each project, builds them."""
+    for name in "setuptools.config.pyprojecttoml", "setuptools.errors":
+        monkeypatch.setitem(sys.modules, name, None)
+    project = SimpleNamespace(src_root=str(tmp_path), cmdclass={})
+    add_machine_code(project)
+    (tmp_path / "pyproject.toml").write_text("[tool.other]\n")
+    add_machine_code(project)
+    assert project.cmdclass == {}
+    (tmp_path / "pyproject.toml").write_text("[tool.fastexchange]\n")
+    with pytest.raises(RuntimeError, match=r"it needs setuptools 70\.1 or newer"):
+        add_machine_code(project)

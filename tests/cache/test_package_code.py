@@ -45,10 +45,20 @@ def twice(x):
 @fast_args
 def addressed(x):
     return IDENTITY(x)
+@fast_args
+def generated(x):
+    yield x
+@fast_args("int64(int64)")
+def declared(x):
+    return x + 1
+@numba.njit
+def written(x):
+    x.flat[0] = 9.0
 
 __precompile__ = [
     (scaled, "(float64[::1], float64)"), (rooted, (np.ones(2),), (np.ones(2, "f4"),)), (norm, "(float64[::1],)"),
-    (doubled, "(int64,)"), (addressed, "(float64,)"),
+    (doubled, "(int64,)"), (addressed, "(float64,)"), (generated, "(int64,)"),
+    (written, (numba.types.Array(numba.float64, 1, "C", readonly=True),)),
 ]
 """
 CALLS = """
@@ -114,7 +124,8 @@ def test_what_is_made(built):
     for name in ("scaled(array(float64, 1d, C), float64)", f"rooted({floats}, {floats})", "doubled(int64)"):
         assert f"carrier.kernels:{name}: x86-64 " in said, said
     assert "addressed(float64): not shipped: it has addresses of this process" in said
-    assert "the code of 6 signatures; 1 left out" in said  # doubled calls twice, whose code is shipped, too
+    assert "generated(int64): not shipped: it has addresses or paths of this process" in said
+    assert "the code of 8 signatures; 2 left out" in said  # doubled calls twice, whose code is shipped, too
     assert {path.name for path in (built / "carrier" / "_kernels").iterdir()} == {
         name_of_file("x86-64"), name_of_file("aarch64", numba_code.native_code_depends_on()[0].replace("x86_64", "aarch64")),
     }  # fmt: skip
@@ -158,7 +169,7 @@ def test_code_that_does_not_fit_costs_a_compilation(copied):
     middle = len(data) // 2
     damaged = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
     for unfit in (damaged, data[:-1], data[:50], b""):
-        with pytest.raises(NotBelieved, match="checksum is wrong|does not begin"):
+        with pytest.raises(NotBelieved, match=r"checksum is wrong|does not begin"):
             CodeFile.unpacked(file, "x86-64", unfit)
     file.write_bytes(damaged)
     output, compiled = called(copied)
@@ -221,7 +232,7 @@ WRONG = {
     "no level": (("--cpu", "x86-64-v9"), "--cpu x86-64-v9: code can be made here for x86-64, "),
     "no package": (("--into", "no_such_package"), "--into no_such_package: there is no package of this name"),
     "a module": (("--into", "carrier.kernels"), "it is a module, not a package"),
-    "no kernels": (("--cpu", "x86-64"), "carrier has no __precompile__"),
+    "no kernels": (("--cpu", "x86-64"), "carrier: no kernel of carrier was compiled"),
     "without --into": ((), "--cpu and --strict are for --into PACKAGE"),
     "--self with a target": (("--self",), "--self takes no TARGET"),
 }
@@ -253,7 +264,7 @@ def test_strict_and_failed_processes_leave_what_was_there(copied):
 
 
 @pytest.mark.slow
-def test_a_pickle_of_a_shipped_kernel_needs_no_code(copied):
+def test_a_pickle_of_a_shipped_kernel_carries_its_code(copied):
     code = """
         import pickle, sys
         import numpy as np, carrier.kernels as k
@@ -264,10 +275,53 @@ def test_a_pickle_of_a_shipped_kernel_needs_no_code(copied):
         print(k.scaled.explain(np.ones(2), 1.0))
     """
     said = run_python(code, PYTHONPATH=f"{copied}:{environment_of()['PYTHONPATH']}", NUMBA_CPU_NAME="generic").stdout
-    assert "it comes with carrier, here and there" in said and "2.0 True" in said
+    assert "the machine code of 1 signature, " in said and "2.0 True" in said
     assert "note: machine code that comes with carrier: for x86-64, in " in said
 
 
 def test_entries_have_neither_addresses_nor_paths(built):
     data = (built / "carrier" / "_kernels" / name_of_file("x86-64")).read_bytes()
     assert b"_0x7f" not in data and str(built).encode() not in data and b"ValueError" in data
+
+
+@pytest.mark.slow
+def test_what_a_process_has_otherwise_than_the_build_is_not_used(copied):
+    """Settings changed meanwhile, in a kernel that checks more, and code of Numba's function in a kernel of ours."""
+    code = """
+        import numba, numpy as np
+        import carrier.kernels as k
+        from fastexchange import fast_args
+        print(k.twice(1), sum(k.twice.stats.cache_hits.values()), k.declared(1), sum(k.declared.stats.cache_hits.values()))
+        numba.config.BOUNDSCHECK = 1
+        print(k.doubled(1), sum(k.doubled.stats.cache_hits.values()))
+        numba.config.BOUNDSCHECK = 0
+        x = np.ones(3)
+        x.flags.writeable = False
+        try:
+            fast_args(k.written.py_func)(x)
+        except numba.TypingError:
+            print(x)
+    """
+    said = run_python(code, PYTHONPATH=f"{copied}:{environment_of()['PYTHONPATH']}", NUMBA_CPU_NAME="generic").stdout
+    assert said == "2 1 2 1\n2 0\n[1. 1. 1.]\n"
+
+
+@pytest.mark.slow
+def test_a_worker_that_has_imported_nothing_compiles_nothing(copied):
+    """The pickle comes before the package is imported, which is found to have code afterwards, too."""
+    path = {"PYTHONPATH": f"{copied}:{environment_of()['PYTHONPATH']}", "NUMBA_CPU_NAME": "generic"}
+    run_python(f"""
+        import pickle, carrier.kernels as k
+        k.doubled(1)
+        open({str(copied / "pickled")!r}, "wb").write(pickle.dumps(k.doubled))
+    """, **path)  # fmt: skip
+    said = run_python(f"""
+        import pickle, fastexchange
+        fastexchange.accelerate("carrier")
+        made = pickle.loads(open({str(copied / "pickled")!r}, "rb").read())
+        print(made(2), sum(made.stats.cache_hits.values()))
+        import numpy as np, carrier.kernels as k
+        k.rooted(np.ones(2))
+        print(sum(k.rooted.stats.cache_hits.values()))
+    """, **path).stdout  # fmt: skip
+    assert said == "4 1\n1\n"
