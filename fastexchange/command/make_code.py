@@ -154,7 +154,8 @@ def _given(sig) -> tuple:
     return tuple(sigutils.normalize_signature(sig)[0])
 
 
-_OF_THIS_PROCESS = re.compile(rb"0x7[0-9a-f]{10,}")
+_OF_THIS_PROCESS = re.compile(rb"(?:(?<![0-9A-Za-z])|_20)0x[0-9a-f]{10,16}(?![0-9a-f])")
+"""An address in a text, also in a symbol of Numba's, where a space is ``_20``; not a part of the names that are made here."""
 
 
 class _Named(importlib.machinery.SourceFileLoader):
