@@ -114,7 +114,7 @@ def _maker(package: str, levels: "list[_Level]"):
                 if not why:
                     try:
                         made = dumps((key, (data.signature, each.reduced(data))))
-                        if _OF_THIS_PROCESS.search(made) or os.getcwd().encode() in made:
+                        if _OF_THIS_PROCESS.search(made) or os.path.abspath(package.partition(".")[0]).encode() in made:
                             why = "it has addresses or paths of this process, as generators and objmode blocks have"
                         else:
                             each.entries.entries[digest(text)] = text, made
