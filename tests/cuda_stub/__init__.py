@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import cffi
@@ -232,9 +233,10 @@ def build_torch(directory: str | os.PathLike[str]) -> Path:
     folder, release = Path(found.origin).parent, importlib.metadata.version("torch")
     if (folder / "lib" / "libtorch_cuda.so").exists():
         raise StubRefused(f"PyTorch {release} has devices of its own")
-    path = Path(directory) / f"torch_cuda-{release}.so"
+    libraries = folder / "lib"
+    place = zlib.crc32(os.fsencode(libraries))  # it finds PyTorch's libraries there: another environment needs another
+    path = Path(directory) / f"torch_cuda-{release}-{place:08x}.so"
     if not path.exists():
-        libraries = folder / "lib"
         options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w", f"-I{folder / 'include'}"]
         linked = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
