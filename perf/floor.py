@@ -150,7 +150,7 @@ def load_torch_op() -> str:
 
     file = Path(__file__).with_name("floor_torch_op.cpp")
     source = file.read_text(encoding="utf-8")
-    digest = hashlib.sha256(f"{source} {torch.__version__}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{source} {torch.__version__} {torch.__file__}".encode()).hexdigest()[:16]
     target = cache_directory() / f"torch_op-{digest}.so"
     folder = Path(torch.__file__).parent / "lib"
     options = [*(f"-I{path}" for path in include_paths()), f"-L{folder}", "-ltorch", "-ltorch_cpu", "-lc10", "-std=c++20"]
