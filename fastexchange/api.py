@@ -140,11 +140,18 @@ def _decorated(function, options, kernel_options, signatures=None):
         raise TypeError(
             f"fast_args() takes a Python function or a Numba dispatcher (from @njit or @cuda.jit), not {shown(function)}{hint}"
         )
+    _check_launch(kernel_options)
     if not numba.config.DISABLE_JIT:
         return _jit(function, options, kernel_options, signatures)
     declared = OptionsOf(kernel_options, function)
     declared.check()
     return interpreted.interpreted(declared)
+
+
+def _check_launch(kernel_options: KernelOptions) -> None:
+    """Raise TypeError for a kernel for the CPU with a launch configuration and none for CUDA."""
+    if kernel_options.launch is not None and kernel_options.cuda is None:
+        raise TypeError("fast_args(): launch= is of a kernel for CUDA: decorate that, or give it as cuda=")
 
 
 _NO_FUNCTIONS = staticmethod, classmethod, property, functools.cached_property
@@ -161,8 +168,6 @@ def _cuda_target_of(func):
 def _checked_cuda(cuda, launch, out, grad: str, storage: bool):
     """Return the kernel for CUDA of ``fast_args(cuda=…)``, or None. Raises TypeError for other objects."""
     if cuda is None:
-        if launch is not None:
-            raise TypeError("fast_args(): launch= needs cuda=, the kernel to launch")
         return None
     if not isinstance(cuda, Kernel) and _cuda_target_of(cuda) is None:
         raise TypeError(f"fast_args(): cuda must be a @cuda.jit dispatcher or its kernel, not {shown(cuda)}")
@@ -234,10 +239,16 @@ def _set_class(cls: type) -> None:
 def _kernel_of(dispatcher: Any, kernel_options: KernelOptions) -> Kernel:
     """Return the kernel of a dispatcher: one for each set of options."""
     if _cuda_target_of(dispatcher) is None:
+        _check_launch(kernel_options)
         return kernel_of(dispatcher, kernel_options, _adopted)
     from .cuda.cuda_kernel import cuda_kernel_of
 
-    return cuda_kernel_of(dispatcher, kernel_options)
+    if kernel_options.launch is None:
+        return cuda_kernel_of(dispatcher, kernel_options)
+    from .cuda.launched_kernel import launched_kernel_of
+
+    own = KernelOptions(kernel_options.allows_grad, kernel_options.storage)
+    return launched_kernel_of(cuda_kernel_of(dispatcher, own), kernel_options)
 
 
 def _adopted(dispatcher: Any, kernel_options: KernelOptions) -> FastKernel:

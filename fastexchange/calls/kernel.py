@@ -62,7 +62,10 @@ class Kernel:
     _kernel_options = KernelOptions()
     _is_numbas: bool = False  # made by Numba's decorators after accelerate(): errors are Numba's own
     _device_kernel: Any = None
+    _by_xla: Any = None
+    """Of a kernel that is launched by a configuration, the module ``jax.xla_launches``: how XLA launches it."""
     _is_interpreted: bool = False  # see ``calls.interpreted``
+    _call_differentiated: Any = None  # a framework's quick way to :meth:`Framework.call`, or NotImplemented, of plain arguments
 
     allows_grad = property(lambda self: self._kernel_options.allows_grad, doc="Whether it takes tensors that require grad.")
     storage = property(
@@ -118,7 +121,6 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     __slots__ = ("_memory",)
     _slow_calls: int = 0
-    _call_differentiated: Any = None  # a framework's quick way to :meth:`Framework.call`, or NotImplemented, of plain arguments
     _origin: Any = None  # the dispatcher whose machine code it uses: its symbols are removed when that dispatcher dies
 
     def __init__(self, py_func, locals=None, targetoptions=None, pipeline_class=compiler.Compiler):

@@ -22,7 +22,7 @@ from ..ground.safe_repr import shown
 from ..ground.shape_notation import pattern_of
 from .backward import steps_of
 
-__all__ = ["KernelOptions", "OptionsOf", "check_names", "checked_mutates", "declaring", "numba_options"]
+__all__ = ["KernelOptions", "OptionsOf", "check_names", "checked_mutates", "declaring", "launched", "numba_options"]
 
 
 class KernelOptions(NamedTuple):
@@ -58,6 +58,8 @@ class KernelOptions(NamedTuple):
 
 declaring: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 """By ``id``, the kernels whose options say what they return, or write to: these can be operators of frameworks."""
+launched: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+"""By ``id``, the kernels for CUDA that are launched by a configuration, and declare what they return, or write to."""
 _KNOWN_FOR_SURE = {"nopython", "nogil", "parallel", "fastmath", "cache"}
 """By these it is verified that the registry is what it is taken for."""
 

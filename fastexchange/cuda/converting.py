@@ -158,10 +158,10 @@ def convert(at, code):
 
 
 @native
-def convert_words(frame, launchable):
-    """Convert a frame's words to the types of a declared signature. Returns False if a number does not fit."""
+def convert_words(words, launchable):
+    """Convert the words of a call to the types of a declared signature. Returns False if a number does not fit."""
     for i in range(launchable.conversion_count):
         code = load(launchable.conversions + 8 * i)
-        if not convert(frame.words + 8 * (code & 0xFFFFFF), code):
+        if not convert(words + 8 * (code & 0xFFFFFF), code):
             return False
     return True

@@ -5,7 +5,7 @@ import operator
 from typing import Any
 
 from ..calls.kernel import Kernel, KernelCounts, kernel_of
-from ..calls.options import KernelOptions
+from ..calls.options import KernelOptions, checked_mutates
 from ..dispatch.runtime import runtime
 from ..ground.cpython import NativeCallable
 from ..ground.once import forkable_lock
@@ -58,7 +58,7 @@ class CudaKernel(Kernel, NativeCallable):
         self._slow_calls = 0
         self._kernel_options = kernel_options
         if kernel_options != KernelOptions(kernel_options.allows_grad, kernel_options.storage):
-            raise TypeError("fast_args(): a kernel for CUDA returns nothing, and has no returns=, out= or cuda=")
+            raise TypeError("fast_args(): a kernel for CUDA has no returns= or cuda=; out=, mutates= and backward= need launch=")
         self._parameters, self._outputs = Parameters(self.py_func), None
         if self._parameters.variadic is not None:
             parameter = f"*{self._parameters.variadic}"
@@ -203,18 +203,15 @@ class CudaKernel(Kernel, NativeCallable):
 
         The others are those of a kernel for the CPU. A backward pass is a function, or operators of such kernels.
         """
-        from ..torch.operator import as_torch_op
-
         launched = self._launched(launch, out, mutates, cpu, f"{self.__qualname__}.as_torch_op()")
-        return as_torch_op(
-            launched, name, backward=backward, setup_context=setup_context, mutates=None, vmap=vmap, replace=replace
-        )
+        return launched.as_torch_op(name, backward=backward, setup_context=setup_context, vmap=vmap, replace=replace)
 
     def _launched(self, launch, out: str | None, mutates, cpu, what: str):
         """The kernel as an operator of PyTorch calls it. See :meth:`as_torch_op`."""
-        from ..torch.launched_kernel import LaunchedKernel
+        from .launched_kernel import LaunchedKernel
 
-        return LaunchedKernel(self, launch, out, mutates, cpu, what)
+        mutates = None if mutates is None else checked_mutates(mutates, what)
+        return LaunchedKernel(self, self._kernel_options._replace(launch=launch, out=out, mutates=mutates), cpu, what)
 
     def explain(self, /, *args, **kwargs):
         """Explain a launch with these arguments and any configuration. See :meth:`CudaLauncher.explain`."""

@@ -64,6 +64,24 @@ def block_for(launcher, loaded):
 
 
 @native
+def size_of(launcher, loaded, code):
+    """A STATUS_*, the blocks in a grid's first dimension, and the threads in a block's. No blocks: there is nothing to launch.
+
+    With STATUS_DRIVER the driver's code is stored at `code`.
+    """
+    blocks, threads = launcher.grid[0], launcher.block[0]
+    if launcher.tasks >= 0:
+        threads = block_for(launcher, loaded)
+        if threads == 0:
+            return dispatch.STATUS_UNBOUND, 0, 0
+        blocks = (launcher.tasks + threads - 1) // threads
+        if blocks > launch_structs.MAX_BLOCKS:  # the driver would get the lower 32 bits only
+            store(code, launch_structs.INVALID_VALUE)
+            return dispatch.STATUS_DRIVER, 0, 0
+    return dispatch.STATUS_OK, blocks, threads
+
+
+@native
 def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_cooperative):
     """Call ``cuLaunchKernel``, or ``cuLaunchKernelEx`` for cooperative launches and clusters. Returns the ``CUresult``."""
     if is_cooperative == 0 and launcher.cluster[0] == 0:
@@ -127,17 +145,9 @@ def start(cuda, launcher, launchable, device, stream_of, own_stream, pointers, c
     loaded = launch_structs.loaded_at(launchable.loaded + launch_structs.LOADED_SIZE * device)
     if loaded.function == 0 or launcher.shared > loaded.shared_limit:
         return dispatch.STATUS_UNBOUND
-    blocks, threads = launcher.grid[0], launcher.block[0]
-    if launcher.tasks >= 0:
-        threads = block_for(launcher, loaded)
-        if threads == 0:
-            return dispatch.STATUS_UNBOUND
-        blocks = (launcher.tasks + threads - 1) // threads
-        if blocks == 0:
-            return dispatch.STATUS_OK
-        if blocks > launch_structs.MAX_BLOCKS:  # the driver would get the lower 32 bits only
-            store(code, launch_structs.INVALID_VALUE)
-            return dispatch.STATUS_DRIVER
+    status, blocks, threads = size_of(launcher, loaded, code)
+    if status != dispatch.STATUS_OK or blocks == 0:
+        return status
     stream = launcher.stream
     if stream == launch_structs.LAUNCHER_STREAM_OF_PRODUCERS:
         stream = launcher.default_stream if own_stream == 0 else own_stream
@@ -226,7 +236,7 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
         if not configure(launcher_address, launchable, dispatch.overload_at(overload_address), frame.words, own):
             return dispatch.STATUS_CONFIGURATION
         launcher = launch_structs.launcher_at(own)
-    if not convert_words(frame, launchable):
+    if not convert_words(frame.words, launchable):
         return dispatch.STATUS_RANGE
     room = stack(MAX_PARAMETERS)
     zero = stack(1)

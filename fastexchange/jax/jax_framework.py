@@ -59,7 +59,8 @@ class _JAX(Framework):
 
     def sees_calls(self, kernel, values: list) -> bool:
         """See :class:`Framework`. JAX traces functions by values that are no arrays. Arrays are not written to."""
-        return any(is_traced_type(type(each)) or (kernel.mutates and type(each) is array_type()) for each in values)
+        sees_arrays = kernel.mutates or kernel._by_xla is not None
+        return any(is_traced_type(type(each)) or (sees_arrays and type(each) is array_type()) for each in values)
 
     def call(self, kernel, bound: tuple):
         """See :class:`Framework`. Raises BufferError for an array that a kernel would write to in a call that is not traced."""
@@ -69,7 +70,7 @@ class _JAX(Framework):
             return NotImplemented
         if not is_traced(bound) and not is_functional():
             check_changed(kernel, bound)
-            return NotImplemented
+            return NotImplemented if kernel._by_xla is None else kernel._by_xla.call_eagerly(kernel, bound)
         return Traced(kernel, bound).make()
 
     def path_of(self, value) -> str:
@@ -85,7 +86,8 @@ class _JAX(Framework):
             return "", ()
         traced = Traced(kernel, bound)
         why = traced.why_not_native()
-        by = f"Python makes it, jax.pure_callback: {why}" if why else f"XLA's function {TARGET!r} makes it, without Python"
+        target = TARGET if kernel._by_xla is None else kernel._by_xla.TARGET
+        by = f"Python makes it, jax.pure_callback: {why}" if why else f"XLA's function {target!r} makes it, without Python"
         return f"JAX traces this call; {by}", traced.kernel_types()
 
     def numpy_expression(self, tensor) -> str:

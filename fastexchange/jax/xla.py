@@ -54,6 +54,7 @@ typedef enum {
 typedef enum { XLA_FFI_AttrType_ARRAY = 1, XLA_FFI_AttrType_SCALAR = 3, XLA_FFI_AttrType_STRING = 4 } XLA_FFI_AttrType;
 typedef enum { XLA_FFI_Error_Code_INTERNAL = 13 } XLA_FFI_Error_Code;
 typedef enum { XLA_FFI_Extension_Metadata = 1 } XLA_FFI_Extension_Type;
+typedef enum { XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE = 1 } XLA_FFI_Handler_TraitsBits;
 
 typedef struct { size_t struct_size; int type; void *next; } XLA_FFI_Extension_Base;
 typedef struct {
@@ -75,8 +76,10 @@ typedef struct {
     XLA_FFI_Extension_Base *extension_start;
     XLA_FFI_Api_Version api_version;
     void *internal_api;
-    void *XLA_FFI_Error_Create;     /* and more functions */
+    void *XLA_FFI_Error_Create, *XLA_FFI_Error_GetMessage, *XLA_FFI_Error_Destroy, *XLA_FFI_Handler_Register;
+    void *XLA_FFI_Stream_Get;       /* and more functions */
 } XLA_FFI_Api;
+typedef struct { size_t struct_size; XLA_FFI_Extension_Base *extension_start; void *ctx; void *stream; } XLA_FFI_Stream_Get_Args;
 
 typedef struct { const char *ptr; size_t len; } XLA_FFI_ByteSpan;
 typedef struct { int dtype; void *value; } XLA_FFI_Scalar;
@@ -128,6 +131,7 @@ typedef struct { int id, kernel, keys, numbers, sources; } fx_xla_types;
 typedef struct {
     int64_t kernels;            /* (id, fx_context *)[1 + size]: open addressing, linear probing; the first: size - 1; or 0 */
     int64_t fail_by_exception, learn_kernel;    /* of `xla`, by its names */
+    int64_t fail_by_driver;     /* of `xla_cuda`; 0: there is no kernel for CUDA */
     int64_t in_python;          /* how many handlers run Python, or wait for the GIL */
     int64_t is_ending;          /* whether the program is ending: no handler takes the GIL from now on */
 } fx_xla;
@@ -138,6 +142,7 @@ api_at = struct_at("XLA_FFI_Api")
 error_at = struct_at("XLA_FFI_Error_Create_Args")
 extension_at = struct_at("XLA_FFI_Metadata_Extension")
 metadata_at = struct_at("XLA_FFI_Metadata")
+stream_get_at = struct_at("XLA_FFI_Stream_Get_Args")
 array_at = struct_at("XLA_FFI_Array")
 span_at = struct_at("XLA_FFI_ByteSpan")
 scalar_at = struct_at("XLA_FFI_Scalar")
@@ -145,14 +150,15 @@ attributes_at = struct_at("fx_xla_attributes")
 types_at = struct_at("fx_xla_types")
 xla_at = struct_at("fx_xla")
 
-_ENUMS = {text: number for name in ("DataType", "AttrType", "Error_Code", "Extension_Type") for text, number in
-          ffi.typeof(f"XLA_FFI_{name}").relements.items()}  # fmt: skip
+_NAMES = "DataType", "AttrType", "Error_Code", "Extension_Type", "Handler_TraitsBits"
+_ENUMS = {text: number for name in _NAMES for text, number in ffi.typeof(f"XLA_FFI_{name}").relements.items()}
 DTYPES = {text.rpartition("_")[2]: number for text, number in _ENUMS.items() if "DataType" in text}
 """By XLA's name of an element type, its number in a buffer."""
 ATTR_ARRAY, ATTR_SCALAR = _ENUMS["XLA_FFI_AttrType_ARRAY"], _ENUMS["XLA_FFI_AttrType_SCALAR"]
 ATTR_STRING = _ENUMS["XLA_FFI_AttrType_STRING"]
 INTERNAL = _ENUMS["XLA_FFI_Error_Code_INTERNAL"]
 METADATA = _ENUMS["XLA_FFI_Extension_Metadata"]
+MAY_BE_CAPTURED = _ENUMS["XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE"]
 FRAME_BYTES, ATTRIBUTES = sizeof("XLA_FFI_CallFrame"), sizeof("fx_xla_attributes") // 8
 ERROR_WORDS = sizeof("XLA_FFI_Error_Create_Args") // 8
 ERROR_BYTES = offset_of("XLA_FFI_Error_Create_Args", "errc") + sizeof("XLA_FFI_Error_Code")
@@ -164,6 +170,8 @@ ENDED = -1
 MAX_WORDS = 256
 """More words than that are allocated for each call."""
 python_items = python_side("fastexchange.jax.xla_target")
+DESCRIBE, LEARN, LEARN_LAUNCH = range(3)
+"""The places of its functions."""
 
 # ---- the GIL -------------------------------------------------------------------------------------------------------------
 
@@ -205,7 +213,7 @@ def failed_with_exception(frame, kernel):
     store(arguments, load(error + 8))
     store(arguments + 8, kernel)
     items = python_items()
-    text = c.PyObject_VectorcallDict(load(items), arguments, 2, 0) if items != 0 else 0
+    text = c.PyObject_VectorcallDict(load(items + 8 * DESCRIBE), arguments, 2, 0) if items != 0 else 0
     message = c.PyUnicode_AsUTF8AndSize(text, 0) if text != 0 else 0
     if message == 0:
         leave_failure()
@@ -254,11 +262,12 @@ def find_overload(attributes):
     return context, at if at != 0 and structs.overload_at(at).trampoline != 0 else 0
 
 
-@cfunction(types.intp, types.intp, types.intp, types.intp)
-def learn_kernel(frame, attributes_address, out):
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def learn_kernel(frame, attributes_address, function, out):
     """Let Python find the kernel that a call names, and compile it. Returns 0, or an error of XLA's. GIL: taken.
 
-    `out`: gets the address of its ``fx_overload``, which is right also if another thread recompiles the kernel meanwhile.
+    `function`: the place of the function that does so among :data:`python_items`. `out`: gets the address of the kernel's
+    ``fx_overload``, which is right also if another thread recompiles the kernel meanwhile.
     """
     if not begin_python():
         return failed(frame_at(frame), cstring("a kernel is not known yet, and the program is ending"))
@@ -266,7 +275,7 @@ def learn_kernel(frame, attributes_address, out):
     made = 0
     items = python_items()
     number = c.PyLong_FromSsize_t(attributes_address)
-    result = c.PyObject_CallOneArg(load(items + 8), number) if items != 0 and number != 0 else 0
+    result = c.PyObject_CallOneArg(load(items + 8 * function), number) if items != 0 and number != 0 else 0
     if result == 0:
         made = failed_with_exception(frame_at(frame), global_address("_Py_NoneStruct"))
     else:
@@ -283,6 +292,18 @@ def learn_kernel(frame, attributes_address, out):
 
 
 @native
+def tells_metadata(frame, traits):
+    """Whether XLA asks what a handler is, before its first call. If so, the answer is stored."""
+    extension = extension_at(frame.extension_start)
+    if frame.extension_start == 0 or extension.extension_base.type != METADATA:
+        return False
+    metadata = metadata_at(extension.metadata)  # XLA compares the version with its own
+    metadata.api_version.major_version, metadata.api_version.minor_version = 0, 1
+    metadata.traits = traits
+    return True
+
+
+@native
 def are_as_written(attributes):
     """Whether a call's attributes are those of ``xla_calls``: their number, and their types."""
     if attributes.size != ATTRIBUTES:
@@ -296,10 +317,7 @@ def are_as_written(attributes):
 def call_by_xla(frame_address):
     """``XLA_FFI_Error *(*XLA_FFI_Handler)(XLA_FFI_CallFrame *)``. GIL: not needed; any thread."""
     frame = frame_at(frame_address)
-    extension = extension_at(frame.extension_start)
-    if frame.extension_start != 0 and extension.extension_base.type == METADATA:
-        metadata = metadata_at(extension.metadata)  # XLA compares the version with its own
-        metadata.api_version.major_version, metadata.api_version.minor_version = 0, 1
+    if tells_metadata(frame, 0):
         return 0
     if frame.struct_size < FRAME_BYTES or not are_as_written(frame.attrs) or frame.rets.size == 0:
         return failed(frame, cstring("fastexchange: XLA's call frame is not as expected"))
@@ -307,7 +325,8 @@ def call_by_xla(frame_address):
     context, at = find_overload(attributes)
     if at == 0:
         learnt = stack(1)
-        error = call_word(xla_at(global_address("fastexchange_xla")).learn_kernel, (frame_address, frame.attrs.attrs, learnt))
+        learn = xla_at(global_address("fastexchange_xla")).learn_kernel
+        error = call_word(learn, (frame_address, frame.attrs.attrs, LEARN, learnt))
         if error != 0:
             return error
         context, at = find_kernel(load(scalar_at(attributes.id).value)), load(learnt)
@@ -343,8 +362,8 @@ def call_by_xla(frame_address):
 
 # ---- in Python -------------------------------------------------------------------------------------------------------------
 
-_state = for_ever(ffi.new("fx_xla *"))
-llvmlite.binding.add_symbol("fastexchange_xla", address_of(_state))
+state = for_ever(ffi.new("fx_xla *"))
+llvmlite.binding.add_symbol("fastexchange_xla", address_of(state))
 _contexts: dict[int, int] = {}
 
 
@@ -354,8 +373,8 @@ def know_kernel(number: int, context: int) -> None:
     Holds: a lock of the caller's.
     """
     _contexts[number] = context
-    if _state.kernels and 2 * len(_contexts) <= ffi.cast("int64_t *", _state.kernels)[0]:
-        _add(ffi.cast("int64_t *", _state.kernels), number, context)
+    if state.kernels and 2 * len(_contexts) <= ffi.cast("int64_t *", state.kernels)[0]:
+        _add(ffi.cast("int64_t *", state.kernels), number, context)
         return
     mask = 7
     while mask < 4 * len(_contexts):
@@ -364,7 +383,7 @@ def know_kernel(number: int, context: int) -> None:
     table[0] = mask
     for known, address in _contexts.items():
         _add(table, known, address)
-    _state.kernels = address_of(table)
+    state.kernels = address_of(table)
 
 
 def _add(table, number: int, context: int) -> None:
@@ -378,8 +397,8 @@ def _add(table, number: int, context: int) -> None:
 
 def handler() -> int:
     """The address of the handler."""
-    if not _state.kernels:
-        _state.fail_by_exception, _state.learn_kernel = fail_by_exception.address, learn_kernel.address
+    if not state.kernels:
+        state.fail_by_exception, state.learn_kernel = fail_by_exception.address, learn_kernel.address
         know_kernel(0, 0)
         end_before_jax()
     return call_by_xla.address
@@ -387,16 +406,16 @@ def handler() -> int:
 
 def end() -> None:
     """Let no handler take the GIL from now on, and wait for those that have it, or wait for it."""
-    _state.is_ending = 1
+    state.is_ending = 1
     while True:
         time.sleep(0.001)  # without the GIL; a handler that begins now is counted, or has seen `is_ending`
-        if _state.in_python <= 0:
+        if state.in_python <= 0:
             return
 
 
 def _forget_handlers() -> None:
     """In a forked child there are no threads of XLA."""
-    _state.in_python = 0
+    state.in_python = 0
 
 
 if hasattr(os, "register_at_fork"):

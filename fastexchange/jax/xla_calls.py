@@ -72,6 +72,10 @@ class Traced:
 
     def __init__(self, kernel, bound: tuple):
         self.kernel, self.name = kernel, kernel.__qualname__
+        self._launches = kernel._by_xla
+        if self._launches is not None:  # CUDA's kernels have no types for omitted arguments
+            defaults = kernel._parameters.defaults
+            bound = tuple(defaults.get(i, each) if each is OMITTED else each for i, each in enumerate(bound))
         self._pattern = kernel._pattern
         self._changed = kernel.mutates or ()
         if self._pattern is None and not self._changed:
@@ -152,6 +156,11 @@ class Traced:
         if value.shape != () or name in self._declared or name in self._changed or isinstance(value, np.ndarray):
             self._numbers.append(np.array if name in self._changed else np.asarray)
             return sample_array(dtype, len(value.shape), is_writeable=name in self._changed)
+        if self._launches is not None:
+            raise TypeError(
+                f"{self.argument(position)} is a number that JAX computes, in the device's memory, and a launch needs it on the "
+                f"host: make it static (static_argnames=), or declare an array without dimensions, {name}[]"
+            )
         is_pythons = getattr(value, "weak_type", False) and str(dtype) in _WEAK
         self._numbers.append((lambda array: np.asarray(array).item()) if is_pythons else (lambda array: np.asarray(array)[()]))
         return type(np.zeros((), dtype).item())(0) if is_pythons else np.dtype(dtype).type(0)
@@ -258,6 +267,11 @@ class Traced:
     def why_not_native(self) -> str:
         """Why Python has to make the call; "" if XLA's handler does."""
         kernel = self.kernel
+        if self._launches is not None:
+            if not self.is_native:
+                raise TypeError(f"{self.name}(): JAX traces this call, and an argument is neither array, number, None nor tuple")
+            self._launches.check(kernel)
+            return ""
         if kernel._is_interpreted:
             return "NUMBA_DISABLE_JIT is set"
         if kernel._outputs is not None and kernel._outputs.is_debugging:
@@ -275,6 +289,8 @@ class Traced:
 
         Raises what the compiler says of the kernel.
         """
+        if self._launches is not None:
+            return self._launches.compiled(self.kernel, self._samples)
         report = compiled_for(self.kernel, self._samples)
         if report.overload is None:
             precompile(self.kernel, (self._samples,))
@@ -294,7 +310,7 @@ class Traced:
             "numbers": np.array(numbers, np.int64), "sources": np.array(sources, np.int64),
         }  # fmt: skip
         call = jax.ffi.ffi_call(
-            TARGET,
+            TARGET if self._launches is None else self._launches.TARGET,
             self.results,
             vmap_method="broadcast_all" if self._changes else "expand_dims",
             input_output_aliases={operand: outputs + i for i, operand in enumerate(self._changes)},

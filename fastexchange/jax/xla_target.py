@@ -12,7 +12,7 @@ from .._abi import ffi
 from ..arguments.decoding import field_of
 from ..calls.compile_ahead import compiled_natively
 from ..calls.dependencies import closure_of
-from ..calls.options import declaring
+from ..calls.options import declaring, launched
 from ..calls.resolve import Report
 from ..dispatch import structs
 from ..ground.dtypes import field_to_dtype
@@ -152,23 +152,42 @@ def _learn(address: int) -> int:
     `address`: of the ``fx_xla_attributes``. Returns the address of the ``fx_overload``, which is never freed. Raises LookupError
     if there is not one kernel of this name.
     """
+    kernel, given = _named_in(address)
+    if kernel._by_xla is not None:
+        raise TypeError(f"{kernel.__qualname__}() is a kernel for CUDA, and JAX runs this function on the CPU")
+    keys = iter(given)
+    report = compiled_for(kernel, tuple(_sample(key, keys) for key in keys))
+    if report.overload is None or report.keys != given:
+        raise TypeError(f"{kernel.__qualname__}(): native code cannot call the kernel with the types of the traced call")
+    return address_of(report.overload.native)
+
+
+def _learn_launch(address: int) -> int:
+    """As :func:`_learn`, of a call on CUDA: the kernel is loaded on the device of the thread's context."""
+    kernel, given = _named_in(address)
+    if kernel._by_xla is None:
+        raise TypeError(f"{kernel.__qualname__}() is a kernel for the CPU, and JAX runs this function on CUDA")
+    keys = iter(given)
+    return kernel._by_xla.learn(kernel, given, tuple(_sample(key, keys) for key in keys))
+
+
+def _named_in(address: int) -> tuple[Any, tuple[int, ...]]:
+    """The kernel and the key sequence in an ``fx_xla_attributes``."""
     attributes = ffi.cast("fx_xla_attributes *", address)
     name = bytes(ffi.buffer(attributes.kernel.ptr, attributes.kernel.len)).decode("utf-8", "surrogatepass")
     kernel = _named.get(name)
     if kernel is None:
-        same = [each for each in list(declaring.values()) if _base_name(each) == name]
+        same = [each for each in (*declaring.values(), *launched.values()) if _base_name(each) == name]
         found = [each for each in same if vars(each).get("_xla_name") in (None, name)]  # another thread may have named it
         if len(found) != 1:
             count = f"{len(found)} kernels" if found else "no kernel"
             raise LookupError(f"this process has {count} {name}, declared as when the call was traced: import its module")
         kernel = found[0]
+        if kernel._by_xla is not None:
+            kernel._by_xla.check(kernel)
         name_of(kernel)
     words = ffi.cast("int64_t *", attributes.keys.data)
-    keys = iter(given := [words[i] for i in range(attributes.keys.size)])
-    report = compiled_for(kernel, tuple(_sample(key, keys) for key in keys))
-    if report.overload is None or report.keys != tuple(given):
-        raise TypeError(f"{kernel.__qualname__}(): native code cannot call the kernel with the types of the traced call")
-    return address_of(report.overload.native)
+    return kernel, tuple(words[i] for i in range(attributes.keys.size))
 
 
 def _sample(key: int, keys: Iterator[int]):
@@ -184,4 +203,4 @@ def _sample(key: int, keys: Iterator[int]):
     return dtype.type(0)
 
 
-PYTHON_SIDE = _describe, _learn
+PYTHON_SIDE = _describe, _learn, _learn_launch

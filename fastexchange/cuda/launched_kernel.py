@@ -1,18 +1,20 @@
-"""``@cuda.jit`` kernels as operators of PyTorch: ``cuda_kernel.as_torch_op``."""
+"""``LaunchedKernel``: a kernel for CUDA with its launch configuration, ``fast_args(launch=…)``, which may declare outputs.
+
+PyTorch allocates them, on the inputs' device. With arrays of JAX, XLA does, and launches the kernel (``jax.xla_launches``). An
+operator of PyTorch that is made of a kernel for CUDA calls it so, too.
+"""
 
 import functools
+import inspect
 import math
+import sys
 from types import BuiltinFunctionType
 from typing import Any
 
 from numba import types
 
-from ..calls.kernel import FastKernel, Kernel
-from ..calls.options import OptionsOf, checked_mutates
-from ..cuda.device_kernel import launcher_of
-from ..cuda.launch_structs import launcher_at
-from ..cuda.launcher import CudaLauncher
-from ..cuda.native_launch import launch_words
+from ..calls.kernel import FastKernel, Kernel, kernel_of
+from ..calls.options import KernelOptions, OptionsOf, launched
 from ..dispatch import structs
 from ..dispatch.allocation import call_with_outputs
 from ..dispatch.inline_cache import look_up
@@ -26,13 +28,16 @@ from ..ground.dlpack import CUDA
 from ..ground.native import call_word, load
 from ..ground.omitted import OMITTED
 from ..ground.once import cached_property
-from ..ground.safe_repr import shown
-from .boxed_kernel import FAILED, LEFT, MADE, boxed_at
-from .modes import why_no_modes
-from .new_tensors import learn_to_make
-from .schema import fake_of, schema_of
+from ..ground.parameters import flatten
+from ..ground.safe_repr import shown, type_name
+from ..producers.framework import framework_that_sees
+from ..torch.boxed_kernel import FAILED, LEFT, MADE, boxed_at
+from .device_kernel import launcher_of
+from .launch_structs import launcher_at
+from .launcher import CudaLauncher
+from .native_launch import launch_words
 
-__all__ = ["LaunchedKernel"]
+__all__ = ["LaunchedKernel", "launched_kernel_of"]
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -94,33 +99,55 @@ class _Context(KernelContext):
         self.vectorcall = launch.address if not self.native.output_count else vectorcall_launched.address
 
 
+def _learn_to_make() -> None:
+    """Let native code make tensors of PyTorch, and tell its modes, once the program has imported it."""
+    if sys.modules.get("torch") is not None:
+        from ..torch.modes import why_no_modes
+        from ..torch.new_tensors import learn_to_make
+
+        why_no_modes()  # native code takes one for active until this has been asked
+        learn_to_make()
+
+
 class LaunchedKernel(Kernel, NativeCallable):
-    """A kernel for CUDA as an operator calls it: launched by a configuration, with outputs on the device of its first input.
+    """A kernel for CUDA with its launch configuration. Made by :func:`~fastexchange.fast_args`, ``launch=``.
+
+    A call launches it, and returns the outputs that ``out=`` declares; those that are omitted, or None, are allocated on the
+    device of the first input, by PyTorch or JAX. It returns before the kernel has run, as every launch does. A function that JAX
+    compiles may call it: XLA launches it then, on its own stream.
+
+    Raises ValueError for shapes that do not fit ``out=`` or ``launch=``, TypeError for tensors of other frameworks whose outputs
+    are omitted, and what a :class:`~fastexchange.CudaLauncher` raises.
 
     Attributes
     ----------
-    cuda_kernel : the :class:`~fastexchange.CudaKernel`.
-    on_cpu : the kernel that gets the calls with tensors on the CPU, or None.
+    cuda_kernel : the :class:`~fastexchange.CudaKernel`, which has a launcher for any configuration.
+    launch : the configuration.
+    on_cpu : the kernel that gets an operator's calls with tensors on the CPU, or None.
     """
 
     _context: int  # of a NativeCallable
     _vectorcall: int
 
-    def __init__(self, kernel, launch, out: str | None, mutates, on_cpu, what: str):
+    def __init__(self, kernel, options: KernelOptions, on_cpu, what: str):
+        launch, out, mutates = options.launch, options.out, options.mutates
         if on_cpu is not None:
             if not isinstance(on_cpu, FastKernel):
                 raise TypeError(f"{what}: cpu is a kernel for the CPU, made by fast_args, not {shown(on_cpu)}")
             if on_cpu._parameters.names != kernel._parameters.names or (out is not None and out != on_cpu.out):
                 raise ValueError(f"{what}: cpu is {on_cpu!r}, which has to have the same parameters and out=")
             out, mutates = on_cpu.out, on_cpu.mutates if mutates is None else mutates
-        self.cuda_kernel, self.on_cpu, self.py_func, self.__qualname__ = kernel, on_cpu, kernel.py_func, kernel.__qualname__
-        self._launch, self._launcher = launch, launcher_of(kernel, launch, what, out)
-        self._kernel_options = kernel._kernel_options._replace(
-            out=out, mutates=None if mutates is None else checked_mutates(mutates, what)
-        )
+        functools.update_wrapper(self, kernel.py_func)
+        self.cuda_kernel, self.on_cpu, self.py_func = kernel, on_cpu, kernel.py_func
+        self.launch, self._launcher = launch, launcher_of(kernel, launch, what, out)
+        self._kernel_options = options._replace(out=out, mutates=mutates)
         self._declared = OptionsOf(self._kernel_options, kernel.py_func)
+        self._declared.check()
         self._pattern, self._parameters = self._declared.pattern, self._declared.parameters
-        self._key = kernel, launch, on_cpu, self._kernel_options
+        self._key = kernel, on_cpu, self._kernel_options
+        if out is not None:
+            self.__signature__ = self._declared.signature
+        launched[id(self)] = self
 
     @cached_property  # one for all threads
     def _native(self) -> _Context:
@@ -131,19 +158,25 @@ class LaunchedKernel(Kernel, NativeCallable):
         """Let CPython call native code, but not while ``torch.export`` traces: see ``BoxedKernel.takes``."""
         if self._vectorcall or not isinstance(math.pow, BuiltinFunctionType):
             return
-        if self._native.vectorcall:
-            learn_to_make()
+        _learn_to_make()
         self._context = self._native.address
         self._vectorcall = self._native.vectorcall  # last: Ctrl-C may come between any two statements
 
     @functools.cached_property
     def _empty(self):
-        """Makes the outputs of a call with these arguments."""
+        """Makes the outputs of a call with these tensors of PyTorch."""
+        from ..torch.schema import fake_of, schema_of
+
         return fake_of(self, schema_of(self.py_func, self._pattern, self.mutates or (), self.__qualname__))
 
     def __call__(self, /, *args, **kwargs):
         """Make the calls that CPython does not pass to native code."""
+        result = self._call_with_outputs(*args, **kwargs)
         self.prepare()
+        return result
+
+    def _call_slowly(self, /, *args, **kwargs):
+        """Native code calls this for calls without outputs that a framework has to see."""
         return self._call_with_outputs(*args, **kwargs)
 
     def _call_with_outputs(self, /, *args, **kwargs):
@@ -151,10 +184,15 @@ class LaunchedKernel(Kernel, NativeCallable):
 
         Native code calls this where it cannot allocate them: arguments that do not fit, odd tensors, modes of PyTorch.
         """
-        why_no_modes()  # native code takes one for active until this has been asked
         bound = self._parameters.bind(*args, **kwargs)
-        made = self._empty(*args, **kwargs)
-        new: tuple[Any, ...] = () if made is None else made if isinstance(made, tuple) else (made,)
+        if (result := self._call_seen(bound)) is not NotImplemented:
+            return result
+        _learn_to_make()
+        new: tuple[Any, ...] = ()
+        if self._pattern is not None:
+            self._check_framework(bound)
+            made = self._empty(*args, **kwargs)
+            new = made if isinstance(made, tuple) else (made,)
         first = len(bound) - len(new)
         given = [self._parameters.defaults.get(i, value) if value is OMITTED else value for i, value in enumerate(bound[:first])]
         outputs = [self._output(first + i, old, fresh) for i, (old, fresh) in enumerate(zip(bound[first:], new, strict=True))]
@@ -169,6 +207,46 @@ class LaunchedKernel(Kernel, NativeCallable):
             where = f"{self.__qualname__}(): argument {self._parameters.names[position]!r} (position {position})"
             raise ValueError(f"{where}: its shape is {tuple(given.shape)}, and must be {tuple(made.shape)} ({self._pattern})")
         return given
+
+    def _call_seen(self, bound: tuple):
+        """Make a call that a framework has to see. NotImplemented for any other call."""
+        framework = framework_that_sees(self, [each for i, value in enumerate(bound) for _, each in flatten(i, value)])
+        return framework.call(self, bound) if framework is not None else NotImplemented
+
+    def _check_framework(self, bound: tuple) -> None:
+        """Raise TypeError for a call whose outputs nobody allocates."""
+        position = self._pattern.inputs[0].position
+        like = bound[position]
+        if not hasattr(like, "__torch_function__"):
+            raise TypeError(
+                f"{self.__qualname__}(): argument {self._parameters.names[position]!r} (position {position}) determines who "
+                f"allocates the outputs, PyTorch or JAX, and is {type_name(type(like))}; give the outputs to the kernel's "
+                "launcher, cuda_kernel[grid, block](…)"
+            )
+
+    @property
+    def _by_xla(self):
+        """How XLA launches it."""
+        from ..jax import xla_launches
+
+        return xla_launches
+
+    def __repr__(self):
+        return f"<fast_args {self.__module__}.{self.__qualname__}{inspect.signature(self)}, launch={self.launch!r}>"
+
+    def explain(self, /, *args, **kwargs):
+        """Explain a call with these arguments, outputs included, without making it. See :meth:`CudaLauncher.explain`."""
+        return self._launcher.explain(*args, **kwargs)
+
+    def counts(self):
+        """The counts of the kernel's launches, by whatever configuration."""
+        return self.cuda_kernel.counts()
+
+    def as_torch_op(self, name: str, *, backward=None, setup_context=None, vmap="loop", replace: bool = False):
+        """Register the kernel as an operator of PyTorch, for tensors on CUDA devices. See :meth:`FastKernel.as_torch_op`."""
+        from ..torch.operator import as_torch_op
+
+        return as_torch_op(self, name, backward=backward, setup_context=setup_context, mutates=None, vmap=vmap, replace=replace)
 
     @property
     def boxed_call(self) -> int:
@@ -187,7 +265,7 @@ class LaunchedKernel(Kernel, NativeCallable):
         return self.on_cpu(*args) if self.on_cpu is not None and args[at].device.type == "cpu" else self(*args)
 
     def __reduce__(self):
-        return LaunchedKernel, (self.cuda_kernel, self._launch, self.out, self.mutates, self.on_cpu, "a pickled operator")
+        return LaunchedKernel, (self.cuda_kernel, self._kernel_options, self.on_cpu, "a pickled kernel")
 
     def __eq__(self, other):
         return isinstance(other, LaunchedKernel) and other._key == self._key
@@ -197,3 +275,10 @@ class LaunchedKernel(Kernel, NativeCallable):
 
 
 enable_vectorcall(LaunchedKernel, LaunchedKernel.__call__)
+
+
+def launched_kernel_of(kernel, kernel_options: KernelOptions) -> LaunchedKernel:
+    """Return the only one of a :class:`~fastexchange.CudaKernel` with these options, ``launch`` among them."""
+    if kernel_options.returns is not None or kernel_options.cuda is not None:
+        raise TypeError("fast_args(): a kernel for CUDA has no returns= or cuda=")
+    return kernel_of(kernel.dispatcher, kernel_options, lambda *_: LaunchedKernel(kernel, kernel_options, None, "fast_args()"))

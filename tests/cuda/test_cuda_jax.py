@@ -1,0 +1,275 @@
+"""Kernels for CUDA in functions that JAX compiles, and with JAX's arrays. By frames made by hand where JAX has no GPU."""
+
+import importlib
+import math
+import os
+
+import numpy as np
+import pytest
+from cuda_checks import in_threads
+
+from fastexchange import fast_args
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+pytestmark = pytest.mark.both_packages
+gpu = pytest.mark.gpu
+SHAPES = (1, 7, 1000, 100_003)
+
+
+@pytest.fixture
+def jax():
+    found = pytest.importorskip("jax")
+    if found.default_backend() != "gpu":
+        pytest.skip("JAX has no GPU")
+    return found
+
+
+def saxpy_of(cuda, launch="n", **options):
+    @fast_args(out="x[n], y[n] -> z[n]", launch=launch, **options)
+    @cuda.jit
+    def saxpy(a, x, y, z):
+        i = cuda.grid(1)
+        if i < z.shape[0]:
+            z[i] = a * x[i] + y[i]
+
+    return saxpy
+
+
+LAUNCHES = "n", ("(n + 63) // 64", 64), (1024, 128)
+
+
+@gpu
+@pytest.mark.parametrize("launch", LAUNCHES, ids=str)
+def test_eager_compiled_and_mapped(package, jax, launch):
+    f = saxpy_of(package, launch)
+    for n in SHAPES:
+        x, y = jax.numpy.arange(float(n)), jax.numpy.ones(n)
+        want = 2 * np.asarray(x) + 1
+        assert np.array_equal(f(2.0, x, y), want)
+        assert np.array_equal(jax.jit(lambda x, y: f(2.0, x, y * 1))(x, y), want)
+    x = jax.numpy.arange(12.0).reshape(3, 4)
+    y = jax.numpy.ones(4)
+    assert np.array_equal(jax.vmap(lambda x: f(2.0, x, y))(x), 2 * np.asarray(x) + 1)
+    assert np.array_equal(jax.jit(jax.vmap(f, (None, 0, None)), static_argnums=0)(2.0, x, y), 2 * np.asarray(x) + 1)
+
+
+@gpu
+def test_launches_are_ordered_among_xlas_own_work(package, jax):
+    """On XLA's stream: what comes before has computed its operands, what comes behind waits for it. Captured, too."""
+    f = saxpy_of(package)
+    big = jax.numpy.full((4096, 4096), 1 / 4096)
+
+    @jax.jit
+    def chain(x):
+        for _ in range(50):
+            y = (big @ big)[0, 0] * x
+            x = f(1.0, y, x) * 0.5
+        return x
+
+    x = jax.numpy.arange(1000.0)
+    want = np.arange(1000.0)
+    for _ in range(50):
+        want = (want / 4096 + want) * 0.5
+    for _ in range(5):
+        np.testing.assert_allclose(chain(x), want, rtol=1e-4)
+
+
+@gpu
+def test_gradients(package, jax):
+    cuda = package
+
+    @fast_args(out="grad_z[n], y[n] -> grad_x[n]", launch="n")
+    @cuda.jit
+    def for_x(grad_z, y, grad_x):
+        i = cuda.grid(1)
+        if i < grad_x.shape[0]:
+            grad_x[i] = grad_z[i] * y[i]
+
+    @fast_args(out="grad_z[n], x[n] -> grad_y[n]", launch="n")
+    @cuda.jit
+    def for_y(grad_z, x, grad_y):
+        i = cuda.grid(1)
+        if i < grad_y.shape[0]:
+            grad_y[i] = grad_z[i] * x[i]
+
+    @fast_args(out="x[n], y[n] -> z[n]", launch="n", backward=[for_x, for_y])
+    @cuda.jit
+    def product(x, y, z):
+        i = cuda.grid(1)
+        if i < z.shape[0]:
+            z[i] = x[i] * y[i]
+
+    x, y = jax.numpy.arange(5.0), jax.numpy.arange(5.0) + 1
+    for found in (jax.grad, lambda *given: jax.jit(jax.grad(*given))):
+        made = found(lambda x, y: (product(x, y) ** 2).sum(), (0, 1))(x, y)
+        want = jax.grad(lambda x, y: ((x * y) ** 2).sum(), (0, 1))(x, y)
+        np.testing.assert_allclose(made[0], want[0])
+        np.testing.assert_allclose(made[1], want[1])
+
+
+@gpu
+def test_a_changed_argument_is_returned(package, jax):
+    cuda = package
+
+    @fast_args(launch="x[n] -> n", mutates="x")
+    @cuda.jit
+    def increase(x, by):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            x[i] += by
+
+    x = jax.numpy.arange(100.0)
+    assert np.array_equal(jax.jit(lambda x: increase(increase(x, 1.0), 2))(x), np.arange(100.0) + 3)
+    assert np.array_equal(x, np.arange(100.0))
+    assert np.array_equal(jax.jit(lambda x: increase(x, 1.0), donate_argnums=0)(x + 0), np.arange(100.0) + 1)
+    with pytest.raises(BufferError, match="immutable"):
+        increase(x, 1.0)
+
+
+@gpu
+def test_several_threads(package, jax):
+    f = saxpy_of(package)
+    compiled = jax.jit(lambda x, y: f(2.0, x, y))
+
+    def calls(number):
+        x = jax.numpy.full(1000, float(number))
+        for _ in range(50):
+            assert np.array_equal(compiled(x, x), np.full(1000, 3.0 * number))
+            assert np.array_equal(f(2.0, x, x), np.full(1000, 3.0 * number))
+
+    in_threads(calls, 4)
+
+
+@gpu
+def test_dtypes(package, jax):
+    cuda = package
+
+    @fast_args(out="x[n] -> y[n]", launch="n")
+    @cuda.jit
+    def copy(x, y):
+        i = cuda.grid(1)
+        if i < y.shape[0]:
+            y[i] = x[i]
+
+    for dtype in ("bool", "int8", "uint8", "int16", "int32", "uint32", "float16", "float32", "complex64"):
+        x = jax.numpy.asarray([0, 1, 1, 0, 1]).astype(dtype)
+        assert np.array_equal(jax.jit(copy)(x), x) and copy(x).dtype == x.dtype
+    assert copy(jax.numpy.zeros(0)).shape == (0,)
+
+
+@gpu
+def test_what_is_refused(package, jax):
+    f = saxpy_of(package)
+    x = jax.numpy.ones(4)
+    with pytest.raises(TypeError, match=r"argument 'a' \(position 0\) is a number that JAX computes.*static_argnames"):
+        jax.jit(f)(2.0, x, x)
+    with pytest.raises(ValueError, match="dimension n of its shape differs"):
+        f(2.0, x, jax.numpy.ones(5))
+    with pytest.raises(TypeError, match="launch= is a Python function"):
+        saxpy_of(package, lambda *args: 4)(2.0, x, x)
+    with pytest.raises(TypeError, match="has a stream"):
+        saxpy_of(package, (1, 32, 1))(2.0, x, x)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no device takes the sizes"):
+        saxpy_of(package, ("n", "n"))(2.0, jax.numpy.ones(2000), jax.numpy.ones(2000))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"was not launched.*CUDA_ERROR_"):
+        saxpy_of(package, (1, 32, None, 1_000_000))(2.0, x, x)
+    assert np.array_equal(f(2.0, x, x), np.full(4, 3.0))
+
+
+@gpu
+def test_on_the_cpu_it_is_refused(package, jax):
+    f = saxpy_of(package)
+    with jax.default_device(jax.devices("cpu")[0]), pytest.raises(jax.errors.JaxRuntimeError, match="fastexchange_cuda"):
+        f(2.0, jax.numpy.ones(4), jax.numpy.ones(4))
+
+
+# ---- frames made by hand ---------------------------------------------------------------------------------------------------
+
+
+class Calls:
+    """Calls of a kernel by the handler, with buffers on the stub's device."""
+
+    def __init__(self, package, stub, stream=None):
+        xla_frames = importlib.import_module("xla_frames")
+        self.stub = stub
+        handle = 0 if stream is None else int(getattr(stream.handle, "value", stream.handle))
+        self.xla = xla_frames.Xla(handle)
+
+    def __call__(self, kernel, given, shapes, result):
+        """Call it with the constants `given`, operands of these shapes, and a result. Returns the error's text, or None."""
+        from fastexchange.dispatch import batches
+        from fastexchange.jax import xla, xla_launches
+
+        rank = len(kernel._pattern.outputs[0].dims)
+        array = np.zeros((2, 2, *[1] * rank)[:rank], np.float32)
+        readonly = array.copy()
+        readonly.flags.writeable = False
+        keys = tuple(key for each in (*given, *[readonly] * len(shapes), array) for key in xla_launches.keys_of(each))
+        kind = xla.DTYPES["F32"], 4
+        values = [(batches.NUMBER, each) for each in given]
+        values += [(batches.OPERAND, kind)] * len(shapes) + [(batches.RESULT, kind)]
+        self.data = [self.stub.allocate(4 * math.prod(shape)) for shape in (*shapes, result)]
+        buffers = [(shape, "F32", data) for shape, data in zip((*shapes, result), self.data, strict=True)]
+        return self.xla.call(kernel, keys, values, buffers[:-1], buffers[-1:])
+
+
+@pytest.fixture
+def calls(package, stub):
+    if stub is None:
+        pytest.skip("on a device JAX makes the frames")
+    pytest.importorskip("jax")
+    return Calls(package, stub, package.stream())
+
+
+def pointers(launch):
+    return [int.from_bytes(each, "little") for each in launch.parameters]
+
+
+def test_the_handler_may_be_captured(calls):
+    found = calls.xla.metadata()
+    assert (found.api_version.major_version, found.api_version.minor_version, found.traits) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES, ids=str)
+def test_a_frame_is_launched_on_its_stream(package, stub, calls, launch):
+    f = saxpy_of(package, launch)
+    grid = {"n": (4, 1, 1), LAUNCHES[1]: (16, 1, 1), LAUNCHES[2]: (1024, 1, 1)}[launch]
+    for count in (1, 2):  # by Python, which compiles and loads it; without
+        assert calls(f, [2.0], [(1000,), (1000,)], (1000,)) is None
+        made = stub.launches[-1]
+        assert made.grid == grid and made.stream == calls.xla.stream and f.counts().fast == count
+        assert all(address in pointers(made) for address in calls.data)
+        assert np.float64(2).tobytes() in made.parameters
+
+
+def test_a_batch_is_a_launch_for_each_item(package, stub, calls):
+    f = saxpy_of(package)
+    assert calls(f, [2.0], [(5,), (5,)], (5,)) is None
+    stub.clear()
+    assert calls(f, [2.0], [(3, 100), (1, 100)], (3, 100)) is None
+    x, y, z = calls.data
+    assert [(x + 400 * i in pointers(each), y in pointers(each), z + 400 * i in pointers(each)) for i, each in
+            enumerate(stub.launches)] == [(True, True, True)] * 3  # fmt: skip
+
+
+def test_frames_that_are_not_as_traced_are_errors_of_xla(package, stub, calls):
+    f = saxpy_of(package)
+    assert calls(f, [2.0], [(5,), (5,)], (5,)) is None
+    stub.clear()
+    wrong = "the buffers of a call are not as they were when it was traced"
+    assert wrong in calls(f, [2.0], [(5, 1), (5,)], (5,)) and wrong in calls(f, [2.0], [(2, 5), (3, 5)], (2, 5))
+    calls.xla.fails = True
+    assert calls(f, [2.0], [(5,), (5,)], (5,)) == 77  # XLA's own error
+    calls.xla.fails = False
+    assert "no device takes the sizes" in calls(saxpy_of(package, ("n", "n")), [2.0], [(2000,), (2000,)], (2000,))
+    assert not stub.launches
+    assert calls(f, [2.0], [(5,), (5,)], (5,)) is None
+
+
+def test_what_the_driver_refuses_is_an_error_of_xla(package, stub, calls):
+    f = saxpy_of(package)
+    assert calls(f, [2.0], [(5,), (5,)], (5,)) is None
+    stub.fail("cuLaunchKernel", 701)
+    text = calls(f, [2.0], [(5,), (5,)], (5,))
+    assert "CudaError: " in text and "saxpy() was not launched (launch=n" in text and "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" in text
+    assert calls(f, [2.0], [(5,), (5,)], (5,)) is None
