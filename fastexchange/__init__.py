@@ -19,10 +19,10 @@ from .ground.dlpack import DLDataTypeCode, DLDeviceType
 
 __all__ = [
     "BoundCudaLaunch", "BoundLaunch", "CudaError", "CudaKernel", "CudaLauncher", "DLDataType", "DLDataTypeCode", "DLDevice",
-    "DLDeviceType", "DLPackVersion", "FastKernel", "KernelCounts", "OverheadReport", "TorchOp", "accelerate", "bfloat16",
-    "convert", "decelerate", "exchange_api", "explain", "fast_args", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
-    "float8_e5m2fnuz", "float16", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype", "register_xla_target",
-    "to_dlpack", "unpolyfill",
+    "DLDeviceType", "DLPackVersion", "FastKernel", "KernelCounts", "LaunchedKernel", "OverheadReport", "TorchOp", "accelerate",
+    "bfloat16", "convert", "decelerate", "exchange_api", "explain", "fast_args", "float8_e4m3fn", "float8_e4m3fnuz",
+    "float8_e5m2", "float8_e5m2fnuz", "float16", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype",
+    "register_xla_target", "to_dlpack", "unpolyfill",
 ]  # fmt: skip
 
 _MODULES = {
@@ -33,6 +33,7 @@ _MODULES = {
     "torch.operator": ("TorchOp",),
     "cuda.driver": ("CudaError",),
     "cuda.cuda_kernel": ("CudaKernel",),
+    "cuda.launched_kernel": ("LaunchedKernel",),
     "cuda.launcher": ("CudaLauncher",),
     "exchange.convert": ("convert", "from_dlpack", "to_dlpack"),
     "exchange.polyfill": ("exchange_api", "polyfill", "unpolyfill"),

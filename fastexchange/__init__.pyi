@@ -32,6 +32,11 @@ class _CudaOptions(TypedDict, total=False):
     grad: Literal["refuse", "allow"]
     storage: bool
 
+class _LaunchOptions(_CudaOptions, total=False):
+    out: str | None
+    mutates: str | Sequence[str] | None
+    backward: _Step | Sequence[_Step] | None
+
 class _Options(_CudaOptions, total=False):
     returns: type[Any] | str | None
     mutates: str | Sequence[str] | None
@@ -84,6 +89,8 @@ class _DecoratorWithOutputs(Protocol):
 
 @overload
 def fast_args(func: FastKernel[_P, _R], /, *, out: None = None, **options: Unpack[_Options]) -> FastKernel[_P, _R]: ...
+@overload
+def fast_args(func: _CudaDispatcher, /, *, launch: _Launch, **options: Unpack[_LaunchOptions]) -> LaunchedKernel: ...
 @overload
 def fast_args(func: _CudaDispatcher, /, **options: Unpack[_CudaOptions]) -> CudaKernel: ...
 @overload
@@ -209,6 +216,23 @@ class CudaKernel(_Kernel):
         replace: bool = False,
     ) -> TorchOp: ...
     def __getattr__(self, name: str) -> Any: ...
+
+class LaunchedKernel(_Kernel):
+    cuda_kernel: CudaKernel
+    launch: _Launch
+    on_cpu: FastKernel[..., Any] | None
+    py_func: Callable[..., Any]
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
+    def explain(self, /, *args: Any, **kwargs: Any) -> CallExplanation: ...
+    def as_torch_op(
+        self,
+        name: str,
+        *,
+        backward: Callable[..., Any] | None = None,
+        setup_context: Callable[..., None] | None = None,
+        vmap: Literal["loop"] | Callable[..., Any] | None = "loop",
+        replace: bool = False,
+    ) -> TorchOp: ...
 
 class CudaLauncher:
     kernel: CudaKernel

@@ -43,7 +43,8 @@ def fast_args(
         - a Python function, which is compiled with ``numba.njit(**options)``;
         - an ``@njit`` dispatcher: the kernel takes over its function, options and compiled code;
         - one or several explicit signatures, as for ``njit``;
-        - a ``@cuda.jit`` dispatcher of numba-cuda or numba-cuda-mlir: the result is a :class:`~fastexchange.CudaKernel`.
+        - a ``@cuda.jit`` dispatcher of numba-cuda or numba-cuda-mlir: the result is a :class:`~fastexchange.CudaKernel`, or, with
+          `launch`, a :class:`~fastexchange.LaunchedKernel`, which `out`, `mutates` and `backward` are for, too.
     grad : the rule for tensors that require grad while grad mode is on. ``"refuse"``: BufferError, as for ``__dlpack__``,
         because autograd does not see what a kernel computes. ``"allow"``: the kernel gets their memory, as after ``detach()``;
         for kernels with a backward pass of their own, and for optimiser steps.
@@ -68,10 +69,10 @@ def fast_args(
         an operator of PyTorch, instead of being refused. Gradients of complex numbers are PyTorch's, the conjugate of JAX's.
     cuda : a ``@cuda.jit`` dispatcher, or its kernel, with the same parameters. It gets the calls with tensors on a GPU, `func`
         the calls with tensors on the CPU.
-    launch : the configuration of `cuda`: ``(grid, block)``, optionally with stream and shared memory; or a number of tasks for
-        ``forall``, in the notation of `out`: ``"x[n] -> n"``. Grid and block may be written so, too, for example
-        ``("x[m, n] -> (m + 15) // 16, n", (16, 16))``. Or a function that is called with the arguments and returns such a tuple,
-        or a number of tasks.
+    launch : the configuration of `cuda`, or of `func` if that is for CUDA: ``(grid, block)``, optionally with stream and shared
+        memory; or a number of tasks for ``forall``, in the notation of `out`: ``"x[n] -> n"``. Grid and block may be written so,
+        too, for example ``("x[m, n] -> (m + 15) // 16, n", (16, 16))``. Or a function that is called with the arguments and
+        returns such a tuple, or a number of tasks.
     **options : options of ``numba.njit`` (``parallel``, ``fastmath``, ``nogil``, ``cache``, ``boundscheck`` …).
 
     Returns

@@ -1,10 +1,10 @@
-"""``python perf/operators_jax.py``: what kernels cost in functions that JAX compiles; a minute.
+"""``python perf/operators_jax.py``: what kernels cost in functions that JAX compiles; a minute. ``--cuda``: on a GPU.
 
-Vectors of 4 float32, on the CPU. "in a graph" is one of fifty calls, one after the other, in a function of ``jax.jit``. JAX's own
-additions are fused into one loop there. jax-tvm-ffi's function is an empty one in C++: it reads its arguments and does nothing.
+Vectors of 4 float32 (``--size``), on the CPU. "in a graph" is one of fifty calls, one after the other, in a function of
+``jax.jit``. JAX's own additions are fused into one loop there. jax-tvm-ffi's function is an empty one in C++: it reads its arguments and does nothing.
 "a batch" is a function of ``jax.vmap`` over a thousand rows, "with gradients" ``jax.jit(jax.grad(…))`` of the sum. "three
 arrays" is a kernel that reads them, called by Python, beside ``njit`` with ``np.asarray`` of each; "and a thread": the program
-has another.
+has another. These rows, and jax-tvm-ffi's, are the CPU's.
 """
 
 import argparse
@@ -45,15 +45,38 @@ def first(x, y, z):
     return x[0] + y[0] + z[0]
 
 
-def functions() -> dict:
+def add_on_cuda():
+    """``add`` for CUDA, by numba-cuda."""
+    from numba import cuda
+
+    @fast_args(out="grad_z[n] -> grad_x[n], grad_y[n]", launch="n")
+    @cuda.jit
+    def backward(grad_z, grad_x, grad_y):
+        i = cuda.grid(1)
+        if i < grad_z.shape[0]:
+            grad_x[i] = grad_y[i] = grad_z[i]
+
+    @fast_args(out="x[n], y[n] -> z[n]", backward=backward, launch="n")
+    @cuda.jit
+    def add(x, y, z):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            z[i] = x[i] + y[i]
+
+    return add
+
+
+def functions(kernel, is_on_cuda: bool) -> dict:
     """By name, the functions that add."""
     found = {
-        "kernel": add,
+        "kernel": kernel,
         "JAX's own": lambda x, y: x + y,
         "pure_callback": lambda x, y: jax.pure_callback(
             lambda x, y: np.asarray(x) + np.asarray(y), jax.ShapeDtypeStruct(x.shape, x.dtype), x, y, vmap_method="sequential"
         ),
     }
+    if is_on_cuda:
+        return found
     try:
         import jax_tvm_ffi
         import tvm_ffi
@@ -90,29 +113,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=25, help="how often each row is timed (25)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything measured to FILE")
+    parser.add_argument("--size", type=int, default=4, help="elements of a vector (4)")
+    parser.add_argument("--cuda", action="store_true", help="on a GPU: kernels for CUDA, launched by XLA")
     options = parser.parse_args(arguments)
-    x, y = jax.numpy.arange(4.0), jax.numpy.ones(4)
-    batch = jax.numpy.ones((ROWS, 4))
+    x, y = jax.numpy.arange(float(options.size)), jax.numpy.ones(options.size)
+    batch = jax.numpy.ones((ROWS, options.size))
     rows: dict[str, Statement] = {}
-    found = functions()
+    kernel = add_on_cuda() if options.cuda else add
+    found = functions(kernel, options.cuda)
     for name, function in found.items():
         for count in (1, LONG):
             rows[f"{count} in a graph/{name}"] = _statement(chain(function, count), x, y)
-        if name != "jax-tvm-ffi":
+        if name != "jax-tvm-ffi" and not (options.cuda and name == "pure_callback"):  # seconds
             rows[f"a batch/{name}"] = _statement(jax.jit(jax.vmap(function, (0, None))), batch, y)
-    rows["eager/kernel"], rows["eager/JAX's own"] = _statement(add, x, y), _statement(jax.jit(found["JAX's own"]), x, y)
+    rows["eager/kernel"], rows["eager/JAX's own"] = _statement(kernel, x, y), _statement(jax.jit(found["JAX's own"]), x, y)
     for name in ("kernel", "JAX's own"):
         rows[f"with gradients/{name}"] = _statement(jax.jit(jax.grad(lambda x, y, f=found[name]: f(x, y).sum())), x, y)
     times, _ = time_statements(rows, rounds=options.rounds)
-    reads = {f"three arrays/{name}": each for name, each in reading().items()}
-    times |= time_statements(reads, rounds=options.rounds)[0]
-    ends = threading.Event()
-    thread = threading.Thread(target=ends.wait)
-    thread.start()
-    reads = {f"three arrays and a thread/{name}": each for name, each in reading().items()}
-    times |= time_statements(reads, rounds=options.rounds)[0]
-    ends.set()
-    thread.join()
+    if not options.cuda:
+        times |= read_times(options.rounds)
     for name in found:
         one, many = times[f"1 in a graph/{name}"], times[f"{LONG} in a graph/{name}"]
         times[f"in a graph/{name}"] = (many - one) * (1 / (LONG - 1))
@@ -125,6 +144,20 @@ def main(arguments: list[str] | None = None) -> int:
         results = [files.result(key, samples, key) for key, samples in times.items()]
         files.write(options.json, files.machine(), options.rounds, results)
     return 0
+
+
+def read_times(rounds: int) -> dict:
+    """By name, the times of reading three arrays, without and with another thread."""
+    reads = {f"three arrays/{name}": each for name, each in reading().items()}
+    times = time_statements(reads, rounds=rounds)[0]
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+    reads = {f"three arrays and a thread/{name}": each for name, each in reading().items()}
+    times |= time_statements(reads, rounds=rounds)[0]
+    ends.set()
+    thread.join()
+    return times
 
 
 def _statement(function, x, y) -> Statement:
