@@ -1,10 +1,10 @@
 """``python perf/operators_jax.py``: what kernels cost in functions that JAX compiles; a minute. ``--cuda``: on a GPU.
 
 Vectors of 4 float32 (``--size``), on the CPU. "in a graph" is one of fifty calls, one after the other, in a function of
-``jax.jit``. JAX's own additions are fused into one loop there. jax-tvm-ffi's function is an empty one in C++: it reads its arguments and does nothing.
-"a batch" is a function of ``jax.vmap`` over a thousand rows, "with gradients" ``jax.jit(jax.grad(…))`` of the sum. "three
-arrays" is a kernel that reads them, called by Python, beside ``njit`` with ``np.asarray`` of each; "and a thread": the program
-has another. These rows, and jax-tvm-ffi's, are the CPU's.
+``jax.jit``. JAX's own additions are fused into one loop there. jax-tvm-ffi's function is an empty one in C++: it reads its
+arguments and does nothing. "a batch" is a function of ``jax.vmap`` over a thousand rows, "with gradients"
+``jax.jit(jax.grad(…))`` of the sum. "three arrays" is a kernel that reads them, called by Python, beside ``njit`` with
+``np.asarray`` of each; "and a thread": the program has another. These rows, and jax-tvm-ffi's, are the CPU's.
 """
 
 import argparse
