@@ -31,8 +31,9 @@ from .targets import is_of_package
 __all__ = ["ArrayInterface", "managed_tensor_of_device_array", "managed_tensor_of_interface"]
 
 OB_SIZE = c.OB_SIZE
-_STREAM, _OWNER, _EXTENTS = INTERFACE_STREAM, INTERFACE_STREAM + 8, INTERFACE_STREAM + 16  # the strides follow
+INTERFACE_OWNER, INTERFACE_EXTENTS = INTERFACE_STREAM + 8, INTERFACE_STREAM + 16  # the strides follow
 _EXTENT_BYTES = 8 * MAX_NDIM
+INTERFACE_BYTES = INTERFACE_EXTENTS + 2 * _EXTENT_BYTES
 _NAMES = ("__cuda_array_interface__", "version", "data", "typestr", "shape", "strides", "mask", "stream")
 _INTERFACE, _VERSION, _DATA, _TYPESTR, _SHAPE, _STRIDES, _MASK, _OWN_STREAM, _CUDA = (8 * i for i in range(len(_NAMES) + 1))
 _HAS_STREAM = 3  # the first version of the interface with a stream
@@ -143,7 +144,7 @@ def _int64s(what: str, numbers):
 @cfunction(types.void, types.intp)
 def delete_interface(managed):
     """Deleter of the tensors of :data:`managed_tensor_of_interface`. GIL: held; these tensors never outlive a call."""
-    c.Py_DecRef(load(managed + _OWNER))
+    c.Py_DecRef(load(managed + INTERFACE_OWNER))
     c.PyMem_RawFree(managed)
 
 
@@ -280,13 +281,13 @@ def read(interface, own_strides, side, at):
         return False
     tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = field & 0xFF, field >> 8, 1
     found = c.PyDict_GetItemWithError(interface, load(side + _SHAPE))
-    ndim = are_ints(found, at + _EXTENTS) if found != 0 else -1
+    ndim = are_ints(found, at + INTERFACE_EXTENTS) if found != 0 else -1
     if ndim < 0:
         return False
-    tensor.ndim, tensor.shape, tensor.strides = ndim, at + _EXTENTS, 0
+    tensor.ndim, tensor.shape, tensor.strides = ndim, at + INTERFACE_EXTENTS, 0
     found = own_strides if own_strides != 0 else c.PyDict_GetItemWithError(interface, load(side + _STRIDES))
     if found != 0 and found != global_address("_Py_NoneStruct"):
-        strides = at + _EXTENTS + _EXTENT_BYTES
+        strides = at + INTERFACE_EXTENTS + _EXTENT_BYTES
         if are_ints(found, strides) != ndim:
             return False
         itemsize = field >> 11
@@ -296,10 +297,10 @@ def read(interface, own_strides, side, at):
                 return False
             store(strides + 8 * i, elements)
         tensor.strides = strides
-    store(at + _STREAM, 0)
+    store(at + INTERFACE_STREAM, 0)
     found = c.PyDict_GetItemWithError(interface, load(side + _OWN_STREAM))
     if found != 0 and found != global_address("_Py_NoneStruct"):
-        if not is_int(found, at + _STREAM) or load(at + _STREAM) <= 0:
+        if not is_int(found, at + INTERFACE_STREAM) or load(at + INTERFACE_STREAM) <= 0:
             return False
     return find_place(launch_structs.cuda_at(c.PyLong_AsSsize_t(load(side + _CUDA))), tensor)
 
@@ -320,7 +321,7 @@ def export(ob, has_strides, out):
     strides = c.PyObject_GetAttr(ob, load(side + _STRIDES)) if has_strides and interface != 0 else 0
     at = 0
     if interface != 0 and (strides != 0 or not has_strides) and Py_TYPE(interface) == global_address("PyDict_Type"):
-        at = c.PyMem_RawMalloc(_EXTENTS + 2 * _EXTENT_BYTES)
+        at = c.PyMem_RawMalloc(INTERFACE_BYTES)
     is_usual = False
     if at != 0:
         managed = managed_at(at)
@@ -341,7 +342,7 @@ def export(ob, has_strides, out):
             c.PyMem_RawFree(at)
         return -1
     c.incref(ob)
-    store(at + _OWNER, ob)
+    store(at + INTERFACE_OWNER, ob)
     store(out, at)
     return 0
 

@@ -22,6 +22,7 @@ from ..ground.dtype_registry import key_of
 from ..ground.native import address_of
 from ..ground.parameters import with_items
 from ..ground.safe_repr import shown
+from ..jax import launch_arrays
 from ..producers.framework import framework_of
 from . import kinds
 from .array_interface import ArrayInterface, managed_tensor_of_device_array, managed_tensor_of_interface
@@ -163,6 +164,7 @@ def _classified(position: int, value) -> ArgumentInfo:
         # Preferred to __dlpack__, which needs the stream, and takes longer. JAX's interface has version 2, without one.
         if interface is not None and interface.has_stream:
             return _with_interface(position, value, interface)
+    launch_arrays.learn(type(value))
     if fields.get("asks_python") or (kind.exports == structs.EXPORTS_ALWAYS and hasattr(type(value), "__dlpack__")):
         found = None if has_dunder else _wrapped(value)
         return ArgumentInfo(position, value, DLPACK) if found is None else ArgumentInfo(position, found, TABLE)

@@ -131,6 +131,7 @@ typedef struct { int id, kernel, keys, numbers, sources; } fx_xla_types;
 typedef struct {
     int64_t kernels;            /* (id, fx_context *)[1 + size]: open addressing, linear probing; the first: size - 1; or 0 */
     int64_t fail_by_exception, learn_kernel;    /* of `xla`, by its names */
+    int64_t stream;             /* the CUstream that `xla_cuda` has been told last */
     int64_t fail_by_driver;     /* of `xla_cuda`; 0: there is no kernel for CUDA */
     int64_t in_python;          /* how many handlers run Python, or wait for the GIL */
     int64_t is_ending;          /* whether the program is ending: no handler takes the GIL from now on */

@@ -54,6 +54,14 @@ STREAM_GET_WORDS = sizeof("XLA_FFI_Stream_Get_Args") // 8
 
 
 @native
+def ask_for_stream(frame, asked):
+    """Ask XLA for the stream of a call: fill the ``XLA_FFI_Stream_Get_Args`` at `asked`. Returns 0, or an error of XLA's."""
+    question = stream_get_at(asked)
+    question.struct_size, question.extension_start, question.ctx, question.stream = 8 * STREAM_GET_WORDS, 0, frame.ctx, 0
+    return call_word(api_at(frame.api).XLA_FFI_Stream_Get, (asked,))
+
+
+@native
 def find_launch(attributes):
     """The launcher that a call names, an object; the ``fx_overload`` of its kernel; the words of a call. 0: one is not known.
 
@@ -170,11 +178,10 @@ def launch_by_xla(frame_address):
         return failed(frame, cstring("fastexchange: XLA's call frame is not as expected"))
     attributes = attributes_at(frame.attrs.attrs)
     asked = stack(STREAM_GET_WORDS)
-    question = stream_get_at(asked)
-    question.struct_size, question.extension_start, question.ctx, question.stream = 8 * STREAM_GET_WORDS, 0, frame.ctx, 0
-    error = call_word(api_at(frame.api).XLA_FFI_Stream_Get, (asked,))
+    error = ask_for_stream(frame, asked)
     if error != 0:
         return error
+    stream = stream_get_at(asked).stream
     launcher, at = find_launch(attributes)
     batch = batch_at(stack(BATCH_WORDS))
     batch.operands, batch.results = frame.args.args, frame.rets.rets
@@ -188,13 +195,13 @@ def launch_by_xla(frame_address):
             return failed(frame, cstring("out of memory"))
     status = structs.STATUS_UNBOUND
     if at != 0:
-        status = launch_items(frame, batch, launcher, at, words, question.stream, code)
+        status = launch_items(frame, batch, launcher, at, words, stream, code)
     if status == structs.STATUS_UNBOUND:  # traced by another process, or for another device
         learn = xla_at(global_address("fastexchange_xla")).learn_kernel
         error = call_word(learn, (frame_address, frame.attrs.attrs, LEARN_LAUNCH, learnt))
         if error == 0:
             launcher, at = find_launch(attributes)
-            status = launch_items(frame, batch, launcher, load(learnt), words, question.stream, code)
+            status = launch_items(frame, batch, launcher, load(learnt), words, stream, code)
     if needed > MAX_WORDS:
         c.PyMem_RawFree(words)
     if error != 0 or status == structs.STATUS_OK:
@@ -208,6 +215,19 @@ def launch_by_xla(frame_address):
     if status == structs.STATUS_UNBOUND:
         return failed(frame, cstring("a kernel was not launched: it cannot be loaded on the device of XLA's stream"))
     return failed(frame, cstring("fastexchange: the buffers of a call are not as they were when it was traced"))
+
+
+@cfunction(types.intp, types.intp)
+def tell_stream(frame_address):
+    """A handler that notes XLA's stream, and launches nothing."""
+    frame = frame_at(frame_address)
+    if tells_metadata(frame, 0):
+        return 0
+    asked = stack(STREAM_GET_WORDS)
+    error = ask_for_stream(frame, asked)
+    if error == 0:
+        xla_at(global_address("fastexchange_xla")).stream = stream_get_at(asked).stream
+    return error
 
 
 def handler() -> int:

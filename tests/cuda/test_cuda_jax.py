@@ -273,3 +273,50 @@ def test_what_the_driver_refuses_is_an_error_of_xla(package, stub, calls):
     text = calls(f, [2.0], [(5,), (5,)], (5,))
     assert "CudaError: " in text and "saxpy() was not launched (launch=n" in text and "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" in text
     assert calls(f, [2.0], [(5,), (5,)], (5,)) is None
+
+
+# ---- JAX's arrays in launches ------------------------------------------------------------------------------------------------
+
+
+def add_of(cuda):
+    @fast_args
+    @cuda.jit
+    def add(x, y, out):
+        i = cuda.grid(1)
+        if i < out.shape[0]:
+            out[i] = x[i] + y[i]
+
+    return add
+
+
+@gpu
+def test_launches_read_arrays_natively(package, jax):
+    """Computed or not, and without Python from the second launch on."""
+    cupy = pytest.importorskip("cupy")
+    f = add_of(package)
+    big = jax.numpy.full((4096, 4096), 1 / 4096)
+    out = cupy.zeros(4096, "f4")
+    for number in range(20):
+        x = (big @ big @ big)[0] * number
+        f[16, 256](x, x + 1, out)
+        del x
+        jax.numpy.zeros((4096,)) + 5  # may get the memory
+        jax.block_until_ready(jax.numpy.zeros(1))
+        cupy.cuda.Device().synchronize()
+        np.testing.assert_allclose(out.get(), np.full(4096, 2 * number / 4096 + 1), rtol=1e-3)
+    assert f.counts().slow <= 2
+    assert f.explain(x := jax.numpy.ones(4096), x, out) and "jax" in str(f.explain(x, x, out))
+
+
+@gpu
+def test_what_launches_refuse(package, jax):
+    f = add_of(package)
+    x = jax.numpy.ones(100)
+    gone = jax.numpy.ones(100) + 1
+    gone.delete()
+    on_cpu = jax.device_put(np.ones(100, np.float32), jax.devices("cpu")[0])
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="deleted"):
+            f[1, 128](x, gone, x)
+        with pytest.raises(BufferError, match=r"argument 'y' \(position 1\)"):
+            f[1, 128](x, on_cpu, x)

@@ -1,0 +1,152 @@
+"""JAX's arrays in launches: native code exports them, and the launch is on the stream on which XLA computes.
+
+JAX's C++ function behind ``__dlpack__`` lets that stream wait until an array is computed, and does not wait itself. What XLA does
+with the array's memory later, on the same stream, comes behind the launch: also if the array is dropped at once, or donated.
+
+The export is given back before the launch: the array is alive until then, and its memory is XLA's own matter afterwards.
+
+Tried with JAX 0.11. An array that it does not export so (on several devices, deleted, of elements without a DLPack type), and any
+array where there are several GPUs, is exported by Python.
+"""
+
+import sys
+
+import llvmlite.binding
+from numba import types
+
+from .._abi import ffi
+from ..arguments import dunder
+from ..arguments.tensors import exported
+from ..cuda.array_interface import INTERFACE_BYTES, INTERFACE_EXTENTS, INTERFACE_OWNER, delete_interface
+from ..dispatch.runtime import runtime
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.dlpack import CUDA
+from ..ground.dltensor import DL_TENSOR, INTERFACE_STREAM, MAX_NDIM, READONLY, delete_managed, dl_tensor_at, managed_at
+from ..ground.native import address_of, global_address, load, native, stack, store, struct_at
+from ..ground.once import for_ever, once
+from ..ground.passing import reraise_passing
+from ..ground.pythonapi import PyCapsule_New
+from . import xla, xla_cuda
+from .array_kind import cleared_error
+from .layout import array_type
+
+__all__ = ["learn", "why_not"]
+
+CDEF = """
+/* How JAX's arrays on the only GPU are exported. */
+typedef struct {
+    int64_t function;           /* PyObject *: (array, stream=) -> a capsule */
+    int64_t named;              /* PyObject *: {"stream": …} */
+    int64_t stream;             /* CUstream, XLA's */
+    int64_t deleter;            /* of the exports */
+} fx_jax_device;
+"""
+jax_device_at = struct_at("fx_jax_device")
+KIND = exported("jax", "JAX exports it for XLA's stream, without Python, in every launch")
+
+
+@native
+def copy_export(theirs, state, ob):
+    """A copy of an export that outlives it, and holds the array `ob`; 0 without memory, or if it is on no GPU."""
+    given = dl_tensor_at(theirs + DL_TENSOR)
+    if given.device.device_type != CUDA or given.ndim > MAX_NDIM:
+        return 0
+    at = c.PyMem_RawMalloc(INTERFACE_BYTES)
+    if at == 0:
+        return 0
+    managed = managed_at(at)
+    managed.version.major, managed.version.minor = 1, 0
+    managed.manager_ctx, managed.deleter, managed.flags = 0, state.deleter, READONLY
+    tensor = managed.dl_tensor
+    tensor.data, tensor.byte_offset = given.data, given.byte_offset
+    tensor.device.device_type, tensor.device.device_id = given.device.device_type, given.device.device_id
+    tensor.ndim, tensor.shape, tensor.strides = given.ndim, at + INTERFACE_EXTENTS, 0
+    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = given.dtype.code, given.dtype.bits, given.dtype.lanes
+    if given.strides != 0:
+        tensor.strides = at + INTERFACE_EXTENTS + 8 * MAX_NDIM
+    for i in range(given.ndim):
+        store(tensor.shape + 8 * i, load(given.shape + 8 * i))
+        if given.strides != 0:
+            store(tensor.strides + 8 * i, load(given.strides + 8 * i))
+    store(at + INTERFACE_STREAM, state.stream)
+    store(at + INTERFACE_OWNER, ob)
+    c.incref(ob)
+    return at
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_of_device_memory(ob, out):
+    """``fx_entry.interface``: fill the pointer at `out` with an owning export of the array `ob`, ordered by XLA's stream.
+
+    Returns: 0, or -1 for an array that Python has to export.
+    Raises: only exceptions that are no ``Exception``. GIL: held; released while JAX waits until it has enqueued the array's work.
+    """
+    state = jax_device_at(global_address("fastexchange_jax_device"))
+    arguments, theirs = stack(1), stack(1)
+    store(arguments, ob)
+    store(theirs, 0)
+    capsule = c.PyObject_VectorcallDict(state.function, arguments, 1, state.named)
+    made = 0
+    if capsule != 0 and dunder.take(capsule, theirs) == 0:
+        made = copy_export(load(theirs), state, ob)
+        delete_managed(load(theirs))
+    if made == 0:
+        cleared_error()
+        return types.int32(-1)
+    store(out, made)
+    return types.int32(0)
+
+
+# ---- in Python -------------------------------------------------------------------------------------------------------------
+
+state = for_ever(ffi.new("fx_jax_device *"))
+llvmlite.binding.add_symbol("fastexchange_jax_device", address_of(state))
+
+
+def learn(cls: type) -> None:
+    """Let native code export arrays of JAX in launches, if `cls` is their type."""
+    if cls is array_type() and not why_not():
+        runtime().entries.update(cls, interface=managed_tensor_of_device_memory.address, device_kind=KIND)
+
+
+_ASKING = "fastexchange_stream"
+"""The name of a handler for XLA."""
+
+
+@once
+def why_not() -> str:
+    """Why native code does not export JAX's arrays; "" if it does. Imports JAX."""
+    try:
+        return _prepare()
+    except Exception as error:  # a JAX with other private functions
+        reraise_passing(error)
+        return f"{type(error).__name__}: {error}"
+
+
+def _prepare() -> str:
+    import jax
+
+    devices = jax.local_devices(backend="cuda")
+    if len(devices) != 1:
+        return "there are several GPUs"
+    function = getattr(sys.modules.get("jaxlib._jax"), "buffer_to_dlpack_managed_tensor", None)
+    if function is None:
+        return "this JAX has no function buffer_to_dlpack_managed_tensor"
+    stream = _stream_of(devices[0])
+    if not stream:
+        return "XLA names no stream"
+    state.function, state.named = id(for_ever(function)), id(for_ever({"stream": stream}))
+    state.stream, state.deleter = stream, delete_interface.address
+    return ""
+
+
+def _stream_of(device) -> int:
+    """The ``CUstream`` on which XLA computes on a GPU of JAX's; 0 if there is none."""
+    import jax
+
+    with jax.ensure_compile_time_eval(), jax.default_device(device):
+        jax.ffi.register_ffi_target(_ASKING, PyCapsule_New(xla_cuda.tell_stream.address, None, None), platform="CUDA")
+        call = jax.ffi.ffi_call(_ASKING, jax.ShapeDtypeStruct((1,), "uint8"), has_side_effect=True)
+        jax.jit(call)().block_until_ready()
+    return xla.state.stream
