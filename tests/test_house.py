@@ -24,7 +24,8 @@ FRAMEWORKS = {
         "arguments": "capsule tensor_kind",
     },
     "jax": {
-        "producers": "ending layout put", "dispatch": "xla", "arguments": "array_kind", "cuda": "launch_arrays xla_cuda xla_launches",
+        "producers": "ending layout put", "dispatch": "xla", "arguments": "array_kind",
+        "cuda": "launch_arrays xla_cuda xla_launches",
     },
 }
 """What is known of a framework lies in one folder, its files on several floors: those that are not here on that of ``calls``."""

@@ -291,21 +291,27 @@ def add_of(cuda):
 
 @gpu
 def test_launches_read_arrays_natively(package, jax):
-    """Computed or not, and without Python from the second launch on."""
+    """Computed or not, dropped at once, and without Python from the second launch on if all is on XLA's stream."""
     cupy = pytest.importorskip("cupy")
+    from fastexchange.jax import launch_arrays
+
     f = add_of(package)
     big = jax.numpy.full((4096, 4096), 1 / 4096)
-    out = cupy.zeros(4096, "f4")
-    for number in range(20):
-        x = (big @ big @ big)[0] * number
-        f[16, 256](x, x + 1, out)
-        del x
-        jax.numpy.zeros((4096,)) + 5  # may get the memory
-        jax.block_until_ready(jax.numpy.zeros(1))
-        cupy.cuda.Device().synchronize()
-        np.testing.assert_allclose(out.get(), np.full(4096, 2 * number / 4096 + 1), rtol=1e-3)
-    assert f.counts().slow <= 2
-    assert f.explain(x := jax.numpy.ones(4096), x, out) and "jax" in str(f.explain(x, x, out))
+
+    def launches(out, count):
+        for number in range(count):
+            x = (big @ big @ big)[0] * number
+            f[16, 256](x, x + 1, out)
+            del x
+            jax.numpy.zeros((4096,)) + 5  # may get the memory
+            np.testing.assert_allclose(out.get(), np.full(4096, 2 * number / 4096 + 1), rtol=1e-3)
+
+    launches(cupy.zeros(4096, "f4"), 3)
+    slow = f.counts().slow
+    assert launch_arrays.why_not() == ""
+    with cupy.cuda.ExternalStream(launch_arrays.state.stream):
+        launches(cupy.zeros(4096, "f4"), 20)
+    assert f.counts().slow <= slow + 1
 
 
 @gpu
