@@ -495,3 +495,61 @@ def check_random_shapes(stub, torch_stub, cuda):
             y = call(x, k)
             assert tuple(y.shape) == (m + 2 * k, n // 2) and y.is_contiguous()
             assert stub.launches[-1].grid == (-(-m // k), n, 1) and stub.launches[-1].block == (k, 1, 1)
+
+
+def check_kernels_with_a_configuration(stub, torch_stub, cuda):
+    """``fast_args(out=…, launch=…)``: a call returns the outputs, natively; autograd and operators take it; nothing stands twice."""
+
+    @fast_args(out="grad_y[n], w[n] -> grad_x[n]", launch="n")
+    @cuda.jit
+    def backward(grad_y, w, grad_x):
+        i = cuda.grid(1)
+        if i < grad_x.shape[0]:
+            grad_x[i] = grad_y[i] * w[i]
+
+    @fast_args(out=SHARED, launch="n", backward=backward)
+    @cuda.jit
+    def scale(x, w, y):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            y[i] = w[i] * x[i]
+
+    x, w = tensors()
+    for _ in range(4):
+        y = scale(x, w)
+        assert (y.shape, y.device, y.dtype) == (x.shape, x.device, x.dtype)
+    assert stub.launches[-1].grid == (1, 1, 1) and scale.counts().fast == 3
+    given = torch.empty(100, device="cuda")
+    assert scale(x, w, given) is given and scale(x, y=given, w=w) is given
+    x.requires_grad_()
+    y = scale(x, w)
+    stub.clear()
+    (grad,) = torch.autograd.grad(y, (x,), torch.empty(100, device="cuda"))
+    assert grad.shape == x.shape and len(stub.launches) == 1
+    assert scale.as_torch_op("fx_check::configured")(x, w).grad_fn is not None
+    assert pickle.loads(pickle.dumps(backward)).launch == "n" and fast_args(backward) is backward
+    assert backward(*tensors(device="cuda:1")).device.index == 1
+
+    @fast_args(launch="x[n] -> n", mutates="x")
+    @cuda.jit
+    def increase(x, by):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            x[i] += by
+
+    assert increase(w, 1.0) is increase(w, by=2.0) is None
+    for call, kind, text in (
+        (lambda: scale(x.detach(), torch.empty(3, device="cuda")), ValueError, "dimension n of its shape differs"),
+        (lambda: backward(torch.ones(3), torch.ones(3)), BufferError, "argument 'grad_y' (position 0)"),
+        (lambda: backward(cuda.device_array(3), cuda.device_array(3)), TypeError, "determines who allocates the outputs"),
+        (lambda: fast_args(out=SHARED)(scale.cuda_kernel.dispatcher), TypeError, "out=, mutates= and backward= need launch="),
+        (lambda: fast_args(lambda x: None, launch="n"), TypeError, "launch= is of a kernel for CUDA"),
+        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch="m", out=SHARED), ValueError, "'m' is no dimension of an input"),
+        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch=4), TypeError, "launch is (grid, block)"),
+    ):
+        try:
+            call()
+        except kind as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(f"not refused: {text}")
