@@ -32,7 +32,9 @@ from ..ground.parameters import flatten
 from ..ground.safe_repr import shown, type_name
 from ..producers.framework import framework_that_sees
 from ..torch.boxed_kernel import FAILED, LEFT, MADE, boxed_at
+from ..torch.traced import asks_is_traced, is_traced
 from .device_kernel import launcher_of
+from .explaining import explain_launch
 from .launch_structs import launcher_at
 from .launcher import CudaLauncher
 from .native_launch import launch_words
@@ -169,8 +171,17 @@ class LaunchedKernel(Kernel, NativeCallable):
 
         return fake_of(self, schema_of(self.py_func, self._pattern, self.mutates or (), self.__qualname__))
 
+    @asks_is_traced
     def __call__(self, /, *args, **kwargs):
-        """Make the calls that CPython does not pass to native code."""
+        """Make the calls that CPython does not pass to native code, and those that PyTorch's Dynamo traces."""
+        if is_traced():
+            from ..torch.tracing import call_traced
+
+            return call_traced(self, *args, **kwargs)
+        return self._call_first(*args, **kwargs)
+
+    def _call_first(self, /, *args, **kwargs):
+        """Make the first call, after which CPython calls native code directly, if it can."""
         result = self._call_with_outputs(*args, **kwargs)
         self.prepare()
         return result
@@ -188,16 +199,22 @@ class LaunchedKernel(Kernel, NativeCallable):
         if (result := self._call_seen(bound)) is not NotImplemented:
             return result
         _learn_to_make()
-        new: tuple[Any, ...] = ()
-        if self._pattern is not None:
-            self._check_framework(bound)
-            made = self._empty(*args, **kwargs)
-            new = made if isinstance(made, tuple) else (made,)
-        first = len(bound) - len(new)
-        given = [self._parameters.defaults.get(i, value) if value is OMITTED else value for i, value in enumerate(bound[:first])]
+        complete = self._complete(bound)
+        self._launcher(*complete)
+        outputs = () if self._pattern is None else complete[-len(self._pattern.outputs) :]
+        return outputs[0] if len(outputs) == 1 else outputs or None
+
+    def _complete(self, bound: tuple) -> tuple:
+        """`bound` with the defaults of arguments that are omitted, and new outputs."""
+        given = [self._parameters.defaults.get(i, value) if value is OMITTED else value for i, value in enumerate(bound)]
+        if self._pattern is None:
+            return tuple(given)
+        first = len(bound) - len(self._pattern.outputs)
+        self._check_framework(bound)
+        made = self._empty(*given[:first], *[None if each is OMITTED else each for each in given[first:]])
+        new = made if isinstance(made, tuple) else (made,)
         outputs = [self._output(first + i, old, fresh) for i, (old, fresh) in enumerate(zip(bound[first:], new, strict=True))]
-        self._launcher(*given, *outputs)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+        return (*given[:first], *outputs)
 
     def _output(self, position: int, given, made):
         """The output of a call: `made`, or what is given for it. Raises ValueError if that has another shape."""
@@ -235,8 +252,16 @@ class LaunchedKernel(Kernel, NativeCallable):
         return f"<fast_args {self.__module__}.{self.__qualname__}{inspect.signature(self)}, launch={self.launch!r}>"
 
     def explain(self, /, *args, **kwargs):
-        """Explain a call with these arguments, outputs included, without making it. See :meth:`CudaLauncher.explain`."""
-        return self._launcher.explain(*args, **kwargs)
+        """Explain a call with these arguments without making it; outputs may be omitted. See :meth:`CudaLauncher.explain`."""
+        return explain_launch(self._launcher, self._complete(self._parameters.bind(*args, **kwargs)))
+
+    def precompile(self, /, *args, **kwargs) -> tuple:
+        """Compile for a call with these arguments, and load the kernel, without a launch. Returns the types that it takes."""
+        return self.cuda_kernel.precompile(self._complete(self._parameters.bind(*args, **kwargs)))[0]
+
+    def recompile(self) -> None:
+        """Compile the kernel anew, after a global of its function has changed."""
+        self.cuda_kernel.recompile()
 
     def counts(self):
         """The counts of the kernel's launches, by whatever configuration."""

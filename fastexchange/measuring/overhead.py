@@ -103,7 +103,8 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     if not is_measured(kernel):
         hint = "; decorate it with @fast_args" if callable(kernel) else ""
         if isinstance(kernel, Kernel):
-            hint = "; say how to launch this one for CUDA: measure(kernel[grid, block], ...)"
+            name = "kernel.cuda_kernel" if hasattr(kernel, "cuda_kernel") else "kernel"
+            hint = f"; say how to launch this one for CUDA: measure({name}[grid, block], ...)"
         if cast(Any, numba.config).DISABLE_JIT:
             hint = "; with NUMBA_DISABLE_JIT there are none"
         raise TypeError(f"measure() takes a kernel made by fast_args as its first argument, not {shown(kernel)}{hint}")

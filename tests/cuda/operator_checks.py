@@ -530,6 +530,11 @@ def check_kernels_with_a_configuration(stub, torch_stub, cuda):
     assert pickle.loads(pickle.dumps(backward)).launch == "n" and fast_args(backward) is backward
     assert backward(*tensors(device="cuda:1")).device.index == 1
 
+    assert "native" in str(backward.explain(x.detach(), w)) and len(backward.precompile(x.detach(), w)) == 3
+    stub.clear()
+    compiled = torch.compile(lambda x, w: backward(x, w), backend="eager", fullgraph=True)
+    assert compiled(x.detach(), w).shape == x.shape and len(stub.launches) == 1
+
     @fast_args(launch="x[n] -> n", mutates="x")
     @cuda.jit
     def increase(x, by):
