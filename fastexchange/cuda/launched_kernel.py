@@ -9,10 +9,9 @@ import inspect
 import math
 import sys
 from types import BuiltinFunctionType
-from typing import Any
-
 from numba import types
 
+from ..calls.compile_ahead import arguments_of, signature_in
 from ..calls.kernel import FastKernel, Kernel, kernel_of
 from ..calls.options import KernelOptions, OptionsOf, launched
 from ..dispatch import structs
@@ -255,9 +254,15 @@ class LaunchedKernel(Kernel, NativeCallable):
         """Explain a call with these arguments without making it; outputs may be omitted. See :meth:`CudaLauncher.explain`."""
         return explain_launch(self._launcher, self._complete(self._parameters.bind(*args, **kwargs)))
 
-    def precompile(self, /, *args, **kwargs) -> tuple:
-        """Compile for a call with these arguments, and load the kernel, without a launch. Returns the types that it takes."""
-        return self.cuda_kernel.precompile(self._complete(self._parameters.bind(*args, **kwargs)))[0]
+    def precompile(self, /, *calls) -> list[tuple]:
+        """Compile for signatures or example arguments, whose outputs may be omitted. See :meth:`CudaKernel.precompile`."""
+        what, given = f"{self.__qualname__}.precompile()", []
+        for call in calls:
+            if signature_in(call) is None:
+                args, kwargs = arguments_of(call, what)
+                call = self._complete(self._parameters.bind(*args, **kwargs))
+            given.append(call)
+        return self.cuda_kernel.precompile(*given)
 
     def recompile(self) -> None:
         """Compile the kernel anew, after a global of its function has changed."""

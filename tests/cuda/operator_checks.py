@@ -498,7 +498,7 @@ def check_random_shapes(stub, torch_stub, cuda):
 
 
 def check_kernels_with_a_configuration(stub, torch_stub, cuda):
-    """``fast_args(out=…, launch=…)``: a call returns the outputs, natively; autograd and operators take it; nothing stands twice."""
+    """``fast_args(out=…, launch=…)``: a call returns the outputs, natively; autograd and operators take it."""
 
     @fast_args(out="grad_y[n], w[n] -> grad_x[n]", launch="n")
     @cuda.jit
@@ -530,7 +530,7 @@ def check_kernels_with_a_configuration(stub, torch_stub, cuda):
     assert pickle.loads(pickle.dumps(backward)).launch == "n" and fast_args(backward) is backward
     assert backward(*tensors(device="cuda:1")).device.index == 1
 
-    assert "native" in str(backward.explain(x.detach(), w)) and len(backward.precompile(x.detach(), w)) == 3
+    assert "native" in str(backward.explain(x.detach(), w)) and len(backward.precompile((x.detach(), w))[0]) == 3
     stub.clear()
     compiled = torch.compile(lambda x, w: backward(x, w), backend="eager", fullgraph=True)
     assert compiled(x.detach(), w).shape == x.shape and len(stub.launches) == 1
