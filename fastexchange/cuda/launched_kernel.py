@@ -9,6 +9,7 @@ import inspect
 import math
 import sys
 from types import BuiltinFunctionType
+
 from numba import types
 
 from ..calls.compile_ahead import arguments_of, signature_in
