@@ -450,6 +450,10 @@ def check_package_launches(stub, torch_stub, cuda):
     kernel = fast_args(cuda.jit(debug=True, opt=False)(debugged))
     operator = kernel.as_torch_op("fx_check::debugged", launch=("(n + 31) // 32", 32), out=SHARED)
     assert operator.kernel._launcher.why_not and not operator.kernel.is_native
+    x, w = tensors()
+    for _ in range(3):
+        kernel[4, 32](x, w, torch.empty_like(x))
+    assert [launch.grid for launch in stub.launches] == [(4, 1, 1)] * 3
     operator = scale_on(cuda).as_torch_op("fx_check::retired", launch="n", out=SHARED)
     x, w = tensors()
     for call in both_ways(operator).values():

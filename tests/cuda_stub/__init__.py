@@ -271,6 +271,10 @@ class TorchOnStub:
         """The current device."""
         return self._lib.stub_torch_device()
 
+    def exchange_device(self, device: int) -> int:
+        """Make `device` the current one, unless it is negative. Returns the one before."""
+        return self._lib.stub_torch_exchange_device(device)
+
     def fail(self, count: int) -> None:
         """Let the next allocations of memory raise ``torch.OutOfMemoryError``."""
         self._lib.stub_torch_fail(count)
@@ -284,4 +288,7 @@ def load_torch(directory: str | os.PathLike[str]) -> TorchOnStub:
     import torch
 
     torch.cuda._initialized = True  # it asks for nothing of a driver's
+    torch._C._cuda_getDevice = made.device
+    torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = made.exchange_device
+    torch.cuda.default_stream = torch.cuda.current_stream = lambda: 0  # so ``__dlpack__`` has no stream to wait for
     return made
