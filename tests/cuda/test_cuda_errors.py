@@ -156,6 +156,28 @@ def test_configurations_beyond_the_limits(record, kernels):
     assert record.launches[-1].grid == (most, 1, 1)
 
 
+@pytest.mark.both_packages
+def test_a_process_with_a_broken_context_ends(package):
+    """Nothing of ours that is torn down at its end calls the driver, which refuses every call by then."""
+    code = """
+        def copy(x, y):
+            y[0] = x[0]
+
+        kernel, x, y = fast_args(cuda.jit(copy)), DeviceTensor((4,)), cuda.device_array(4, np.float32)
+        bound = kernel[1, 32, cuda.stream()].bind(x, x)
+        launches = [lambda: kernel[1, 32](x, y), lambda: kernel[1, 32](x, y=x), lambda: kernel.forall(4)(y, x), bound]
+        for launch in launches * 4:
+            launch()
+        stub.fail("cuLaunchKernel", 700, sticky=True)
+        for launch in launches * 2:
+            try:
+                launch()
+            except CudaError as error:
+                print(error.is_sticky, end=" ")
+    """
+    assert run_package(code, package, exits=True) == "True " * 8
+
+
 def test_a_cuda_error_is_one_after_pickling():
     error = pickle.loads(pickle.dumps(driver().error(700, "f()")))
     assert (error.code, error.name, error.is_sticky) == (700, "CUDA_ERROR_ILLEGAL_ADDRESS", True)
