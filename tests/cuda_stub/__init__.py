@@ -258,7 +258,10 @@ class TorchOnStub:
         self._lib.stub_torch_stream.restype = ctypes.c_ssize_t
 
     def set_devices(self, count: int) -> None:
+        import torch
+
         self._lib.stub_torch_set_devices(count)
+        self.devices = [torch.device("cuda", i) for i in range(count)]
 
     def set_stream(self, device: int, stream: int) -> None:
         """Set the current stream of a device, a ``CUstream``."""
