@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout that this file stands in
 
+import cuda_targets
 import report
 from cuda_places import PACKAGES
 from table import duration, times_as_much
@@ -38,21 +39,30 @@ OTHERS = {"change/turn": "2 tensors and a float, an int in turn", "device/fast":
 def table(path: Path) -> str:
     """What stands between the README's markers, of the run in the file at `path`."""
     machine, times = report.read_json(path)
+    found = json.loads(path.read_text(encoding="utf-8"))
+    labels = {row["key"]: row["label"] for row in found["results"]}
     name, device = path.resolve().relative_to(ROOT).as_posix(), machine["device"]
     where = f"{device.get('name') or 'driver stub'}: {device.get('note') or 'driver ' + str(device['driver'])}"
     packages = ("numba-cuda", "numba-cuda-mlir", "cuda-core", "torch")
     versions = ", ".join(f"{each} {machine['packages'].get(each)}" for each in packages)
     lines = [
         f"All rows of one run, [{path.name}](results/{path.name}): `python perf/cuda_launches.py --json {name}`; {where}; "
-        f"CPython {machine['python']} on {machine['cores']} cores, {machine['cpu']}; {versions}; {machine['date'][:10]}. In "
-        "brackets: how many times as long as fastexchange's.",
+        f"CPython {machine['python']} on {machine['cores']} cores, {machine['cpu']}; {versions}; {machine['date'][:10]}; "
+        f"{found['rounds']} rounds. In brackets: how many times as long as fastexchange's.",
     ]
     for package in PACKAGES:
         if f"{package}/3/fast" in times:
             lines += ["", *_of_package(package, times)]
-    found = json.loads(path.read_text(encoding="utf-8"))["targets"]
-    missed = [f"{each['call']} {each['must_be']} ({each['measured']})" for each in found if each["met"] is False]
-    lines += ["", f"Of the run's {len(found)} targets {len(missed)} are missed{': ' if missed else ''}{'; '.join(missed)}."]
+        if f"{package}/operator/hand" in times:
+            lines += ["", *_of_operators(package, times, labels)]
+    peers = [f"{labels[key]} {figure(times[key], duration)}" for key in times if key.startswith("peer/")]
+    if peers:
+        lines += ["", f"In the same rounds: {', '.join(peers)}."]
+    promised = cuda_targets.targets(times, "note" not in device)
+    missed = [f"{each.call} {each.must_be} ({each.measured})" for each in promised if each.met is False]
+    unclear = [f"{each.call} {each.must_be} ({each.measured})" for each in promised if each.met is None]
+    said = f"Of {len(promised)} targets {len(missed)} are missed{': ' if missed else ''}{'; '.join(missed)}"
+    lines += ["", said + (f"; the run does not say of {len(unclear)}: {'; '.join(unclear)}." if unclear else ".")]
     return "\n".join([*lines, ""])
 
 
@@ -91,6 +101,19 @@ def _of_package(package: str, times: dict) -> list[str]:
         f"{each}, in C {by_hand}, in C that checks as much {checked}. Three arguments without an exchange table, through "
         f"fastexchange: {found}.",
     ]  # fmt: skip
+
+
+def _of_operators(package: str, times: dict, labels: dict[str, str]) -> list[str]:
+    """Operators of the package's kernels, and their gradients, each beside what is written by hand."""
+    lines = [f"| {package}: an operator | time | beside by hand |", "|---|---|---|"]
+    for key in times:
+        if key.startswith(f"{package}/operator/"):
+            is_trained = "/gradient" in key
+            hand = f"{package}/operator/{'gradient/' if is_trained else ''}hand"
+            ratio = "" if key == hand else figure(times[key] / times[hand], times_as_much)
+            label = labels[key] + (", forward and backward" if is_trained else "")
+            lines.append(f"| {label} | {figure(times[key], duration)} | {ratio} |")
+    return lines
 
 
 def _cells(cells: dict[str, str]) -> str:

@@ -100,6 +100,6 @@ def interpreted(declared):
     of_call.signatures, of_call.stats = [], SimpleNamespace(cache_path=None, cache_hits=Counter(), cache_misses=Counter())
     of_call._parameters, of_call._call_bound, of_call._complete = parameters, call_bound, complete
     of_call.as_torch_op = MethodType(FastKernel.as_torch_op, call)
-    of_call._pattern, of_call._device_kernel, of_call._vectorcall = declared.pattern, None, 0
+    of_call._pattern, of_call._device_kernel, of_call._by_xla, of_call._vectorcall = declared.pattern, None, None, 0
     of_call._native, of_call._is_interpreted, of_call._is_numbas, of_call._call_differentiated = kernel._native, True, False, None
     return call

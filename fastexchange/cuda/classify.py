@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .._abi import ffi
 from ..arguments.discovery import learn_type
-from ..arguments.dunder import DUNDER, managed_tensor_from_py_object_no_sync
+from ..arguments.dunder import DUNDER
 from ..arguments.kind import OTHER
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
@@ -22,6 +22,7 @@ from ..ground.dtype_registry import key_of
 from ..ground.native import address_of
 from ..ground.parameters import with_items
 from ..ground.safe_repr import shown
+from ..interpreter import DISABLED
 from ..jax import launch_arrays
 from ..producers.framework import framework_of
 from . import kinds
@@ -156,8 +157,7 @@ def _classified(position: int, value) -> ArgumentInfo:
         return ArgumentInfo(position, value, TUPLE)
     if kind.exports != structs.EXPORTS_NEVER and not fields.get("asks_python") and not fields.get("key"):
         return ArgumentInfo(position, value, TABLE)
-    has_dunder = kind is DUNDER and fields["managed"] == managed_tensor_from_py_object_no_sync.address
-    if has_dunder:
+    if kind is DUNDER:
         interface = None
         with contextlib.suppress(Exception):
             interface = ArrayInterface.of(value)
@@ -166,7 +166,7 @@ def _classified(position: int, value) -> ArgumentInfo:
             return _with_interface(position, value, interface)
     launch_arrays.learn(type(value))
     if fields.get("asks_python") or (kind.exports == structs.EXPORTS_ALWAYS and hasattr(type(value), "__dlpack__")):
-        found = None if has_dunder else _wrapped(value)
+        found = None if kind is DUNDER else _wrapped(value)
         return ArgumentInfo(position, value, DLPACK) if found is None else ArgumentInfo(position, found, TABLE)
     if kind.is_read_on_device and kind.exports == structs.EXPORTS_NEVER:
         return ArgumentInfo(position, value, PLAIN)
@@ -184,7 +184,7 @@ def _with_interface(position: int, value, interface: ArrayInterface) -> Argument
     info.interface = interface
     entries = runtime().entries
     known = entries.fields(type(value))
-    if not known.get("interface"):  # later launches: native code reads usual interfaces
+    if not DISABLED and not known.get("interface"):  # later launches: native code reads usual interfaces
         export = managed_tensor_of_device_array if is_of_package(type(value)) else managed_tensor_of_interface
         entries.update(type(value), interface=export.address, device_kind=known.get("device_kind", kinds.INTERFACE))
     return info
@@ -229,7 +229,7 @@ def unknown_to_package(kernel, infos: list[ArgumentInfo]) -> ArgumentInfo | None
     for info in flatten(infos):
         if info.kind in (TABLE, DLPACK):
             try:
-                kernel.target.type_of_value(kernel.dispatcher, for_package(info))
+                kernel.target.type_of_value(kernel.dispatcher, for_package(kernel, info))
             except Exception:
                 return info
     return None
@@ -252,12 +252,12 @@ def are_exported_by_python(infos: list[ArgumentInfo]) -> bool:
     return any(info.interface is None or not info.interface.has_stream for info in found)
 
 
-def for_package(info: ArgumentInfo):
+def for_package(kernel, info: ArgumentInfo):
     """An argument for the package's own launch. A tensor that requires grad is detached: PyTorch gives no interface of it."""
     value = info.value
     if info.kind == TUPLE:
-        return with_items(value, [for_package(item) for item in info.items])
-    return framework_of(value).detached(value)
+        return with_items(value, [for_package(kernel, item) for item in info.items])
+    return kernel.target.readable(framework_of(value).detached(value))
 
 
 # ---- devices ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ __all__ = ["call_own", "own_launch", "why_package", "why_package_cannot"]
 def call_own(launcher, infos: list[ArgumentInfo], why_not: str) -> None:
     """Check the arguments, and let the package launch the kernel. `why_not`: why native code does not launch it, if known."""
     kernel = launcher.kernel
-    arguments = tuple(for_package(info) for info in infos)
+    arguments = tuple(for_package(kernel, info) for info in infos)
     device, streams = device_and_streams(kernel, infos)
     if launcher.configuration.stream is not None:
         streams = [launcher.configuration.stream]
@@ -30,7 +30,8 @@ def call_own(launcher, infos: list[ArgumentInfo], why_not: str) -> None:
         if not can_compile(kernel.dispatcher) and not kernel.why_not:
             check_declared(kernel, arguments)
         with in_order(launcher, kernel._default_device() if device is None else device, streams):
-            own = own_launch(launcher.kernel, launcher._configured(arguments), streams[0] if streams else None)
+            configuration = launcher._configured(tuple(info.value for info in infos))
+            own = own_launch(launcher.kernel, configuration, streams[0] if streams else None)
             try:
                 _call_with_callbacks(launcher, own, arguments)
             except Exception as error:

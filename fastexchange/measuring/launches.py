@@ -102,7 +102,7 @@ class _Launch:
         found: list[tuple[str, Statement | None, str]] = []
         name, cuda = self._target.name, self._target.cuda
         launch = own_launch(self.empty.kernel, self._configuration, self.stream)
-        values = [for_package(info) for info in self.infos]
+        values = [for_package(self.empty.kernel, info) for info in self.infos]
 
         def device_array(value):
             if isinstance(value, tuple):

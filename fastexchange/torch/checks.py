@@ -6,7 +6,7 @@ negated), without memory (fake, zero, wrapper tensors), or tracked by autograd. 
 """
 
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, cast
 
 from ..ground.dlpack import VERSION
@@ -116,11 +116,21 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
 
 
 def call_dlpack(tensor) -> None:
-    """Call ``__dlpack__`` for the error that it may raise. PyTorch's takes `max_version` since version 2.9."""
-    with suppress(TypeError):
-        tensor.__dlpack__(max_version=VERSION)
-        return
-    tensor.__dlpack__()
+    """Call ``__dlpack__`` for the error that it may raise. PyTorch's takes `max_version` since version 2.9.
+
+    On a GPU it refuses tensors of another device than the current one, and lets a stream wait unless that is -1.
+    """
+    import torch
+
+    with without_subclasses():
+        device = cast(Any, torch.Tensor.device).__get__(tensor)
+    is_on_gpu = device.type == "cuda"
+    told = {"stream": -1} if is_on_gpu else {}
+    with torch.cuda.device(device) if is_on_gpu else nullcontext():
+        with suppress(TypeError):
+            tensor.__dlpack__(max_version=VERSION, **told)
+            return
+        tensor.__dlpack__(**told)
 
 
 def check_kind(tensor) -> None:

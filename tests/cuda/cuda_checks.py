@@ -42,6 +42,11 @@ def is_refused(function, kind, *texts: str) -> str:
     raise AssertionError("nothing was raised")
 
 
+def is_for_tasks(launch, count: int) -> bool:
+    """Whether a launch has the least grid for so many tasks, of blocks that the driver has chosen."""
+    return launch.grid == (-(-count // launch.block[0]), 1, 1) and launch.block[1:] == (1, 1)
+
+
 def free_frames() -> int:
     """How many frames wait for a call."""
     count, at = 0, runtime().native.frames

@@ -1,6 +1,7 @@
-"""What operators of kernels for CUDA do with PyTorch's tensors on the driver stub's devices: see ``test_cuda_operators``.
+"""What operators of CUDA kernels do with PyTorch's tensors, on the stub's devices or on a GPU: see ``test_cuda_operators``.
 
-Each function is called in a process of its own, with the stubs of the driver and of PyTorch, and the package that compiles.
+Each function is called with the stub of the driver, that of PyTorch, and the package that compiles; on a GPU, where the kernels'
+results are looked at, too, with what stands for the stubs there.
 """
 
 import gc
@@ -10,10 +11,12 @@ import threading
 
 import numpy as np
 import torch
+from cuda_checks import is_for_tasks
 
 from fastexchange import CudaError, fast_args
 
 SHARED = "x[n], w[n] -> y[n]"
+ON_GPU = torch.version.cuda is not None
 
 
 def scale_on(cuda):
@@ -34,7 +37,18 @@ def scale_on_cpu(x, w, y):
 
 
 def tensors(count=100, device="cuda", **options):
-    return torch.empty(count, device=device, **options), torch.empty(count, device=device, **options)
+    made = torch.rand if ON_GPU else torch.empty
+    return made(count, device=device, **options), made(count, device=device, **options)
+
+
+def is_product(y, x, w) -> bool:
+    """Whether a kernel has computed this; the stub runs none."""
+    return not ON_GPU or torch.equal(y, x * w)
+
+
+def allocated(stub) -> int:
+    """How much memory PyTorch has of the device: in bytes, on the stub in allocations."""
+    return torch.cuda.memory_allocated() if ON_GPU else stub.allocations()
 
 
 class Python:
@@ -62,15 +76,15 @@ def both_ways(operator):
 
 
 CONFIGURATIONS = {
-    "fixed": ((2, 64), (2, 1, 1), (64, 1, 1)),
-    "tasks": ("n", (1, 1, 1), (256, 1, 1)),
-    "grid": (("(n + 31) // 32", (32, 2)), (4, 1, 1), (32, 2, 1)),
+    "fixed": ((2, 64), lambda launch: (launch.grid, launch.block) == ((2, 1, 1), (64, 1, 1))),
+    "tasks": ("n", lambda launch: is_for_tasks(launch, 100)),
+    "grid": (("(n + 31) // 32", (32, 2)), lambda launch: (launch.grid, launch.block) == ((4, 1, 1), (32, 2, 1))),
 }
 
 
 def check_launches(stub, torch_stub, cuda):
     """Outputs are on the inputs' device, the kernel gets the tensors' memory, and no Python code runs in between."""
-    for name, (launch, grid, block) in CONFIGURATIONS.items():
+    for name, (launch, is_right) in CONFIGURATIONS.items():
         operator = scale_on(cuda).as_torch_op(f"fx_check::{name}", launch=launch, out=SHARED)
         for way, call in both_ways(operator).items():
             x, w = tensors()
@@ -83,7 +97,7 @@ def check_launches(stub, torch_stub, cuda):
             assert type(y) is torch.Tensor and (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
             assert sys.getrefcount(y) == 2 and y._base is None and not y.requires_grad
             (made,) = stub.launches
-            assert (made.grid, made.block, made.stream) == (grid, block, 0), (name, way)
+            assert is_right(made) and made.stream == 0 and is_product(y, x, w), (name, way)
             given = [int.from_bytes(each, "little") for each in made.parameters]
             assert {x.data_ptr(), w.data_ptr(), y.data_ptr()} <= set(given)
             if way == "object":
@@ -102,11 +116,14 @@ def check_functions(stub, torch_stub, cuda):
 
     operator = scale_on(cuda).as_torch_op("fx_check::function", launch=launch, out=SHARED)
     for call in both_ways(operator).values():
-        for count, grid in ((300, (2, 1, 1)), (1000, (7, 2, 1))):
+        for count in (300, 1000):
             x, w = tensors(count)
             for _ in range(3):
                 y = call(x, w)
-                assert stub.launches[-1].grid == grid and seen[-1][0] is x and seen[-1][2] is y
+                made = stub.launches[-1]
+                assert made.grid == (7, 2, 1) if count == 1000 else is_for_tasks(made, count)
+                assert is_product(y[:200], x[:200], w[:200])
+                assert seen[-1][0] is x and seen[-1][2] is y
         try:
             call(*tensors(13))
         except LookupError as error:
@@ -129,7 +146,8 @@ def check_schemas(stub, torch_stub, cuda):
     operator = many.as_torch_op("fx_check::many", launch=("k", "n"), out=out)
     wanted = {torch.float16: torch.float32, torch.float64: torch.float64, torch.int8: torch.float32}
     for dtype, promoted in wanted.items():
-        x, w = torch.empty(6, device="cuda:1", dtype=dtype), torch.empty(6, device="cuda:1", dtype=torch.float32)
+        device = torch_stub.devices[-1]
+        x, w = torch.empty(6, device=device, dtype=dtype), torch.empty(6, device=device, dtype=torch.float32)
         for call in both_ways(operator).values():
             for _ in range(4):
                 made = call(x, 2.0, 3, w)
@@ -147,7 +165,7 @@ def check_schemas(stub, torch_stub, cuda):
 def check_devices_and_streams(stub, torch_stub, cuda):
     """The launch is on the device and the current stream of the inputs, whatever the current device is; that does not change."""
     operator = scale_on(cuda).as_torch_op("fx_check::places", launch="n", out=SHARED)
-    for device in (1, 0, 2, 1):
+    for device in [device for device in (1, 0, 2, 1) if device < len(torch_stub.devices)]:
         with cuda.gpus[device]:
             stream = cuda.stream()
         for call in both_ways(operator).values():
@@ -160,6 +178,8 @@ def check_devices_and_streams(stub, torch_stub, cuda):
                 torch_stub.set_stream(device, 0)
                 call(x, w)
                 assert stub.launches[-1].stream == 0 and torch_stub.device() == 0
+                stream.synchronize()
+                assert is_product(y, x, w)
 
 
 def errors_of(call, *args, **kwargs):
@@ -180,9 +200,9 @@ def check_errors(stub, torch_stub, cuda):
     """What is refused is refused in the same words before and after the first launches, and leaves nothing."""
     operator = scale_on(cuda).as_torch_op("fx_check::refused", launch=("n // 4", 32), out=SHARED)
     x, w = tensors()
-    other = torch.empty(100, device="cuda:1")
+    others = [tensors(device=device)[0] for device in torch_stub.devices[1:2]]
     cases = [
-        ((x, other), BufferError, "kDLCUDA:1, but an earlier argument is on kDLCUDA:0"),
+        *[((x, other), BufferError, "kDLCUDA:1, but an earlier argument is on kDLCUDA:0") for other in others],
         ((x, w[:50]), ValueError, "dimension n of its shape differs"),
         ((x, torch.empty(100, 2, device="cuda")), ValueError, "has 2 dimensions"),
         ((x[:3], w[:3]), ValueError, "a grid of (0, 1, 1) blocks, for x of shape (3,), w of shape (3,)"),
@@ -199,14 +219,28 @@ def check_errors(stub, torch_stub, cuda):
                 call(x, w)
     mixed = errors_of(operator, x, torch.ones(100)), errors_of(operator.overload, x, torch.ones(100))
     assert mixed[0] is not None and mixed[1] is not None and mixed[0][1] == mixed[1][1] and "kDLCPU" in mixed[0][1]
-    before = stub.allocations(), sys.getrefcount(x)
+    before = allocated(stub), sys.getrefcount(x)
     for args, _, _ in cases:
         for call in both_ways(operator).values():
             for _ in range(20):
                 errors_of(call, *args)
     gc.collect()
-    assert (stub.allocations(), sys.getrefcount(x)) == before
+    assert (allocated(stub), sys.getrefcount(x)) == before
+    for call in both_ways(operator).values():
+        assert is_product(call(x, w), x, w)
+    beyond = scale_on(cuda).as_torch_op("fx_check::beyond", launch=(1, 2000), out=SHARED)
+    for call, kind in ((beyond, CudaError), (beyond.overload, RuntimeError)):
+        found = errors_of(call, x, w)
+        assert found[0] is kind and "was not launched" in found[1] and "INVALID_VALUE" in found[1], found
+
+
+def check_failures(stub, torch_stub, cuda):
+    """The driver refuses a launch, PyTorch has no memory: each is raised as what it is, and the next call is as before."""
+    operator = scale_on(cuda).as_torch_op("fx_check::failing", launch=("n // 4", 32), out=SHARED)
+    x, w = tensors()
     for call, kind in ((operator, CudaError), (operator.overload, RuntimeError)):
+        for _ in range(4):
+            call(x, w)
         stub.fail("cuLaunchKernel", 701, sticky=True)
         found = errors_of(call, x, w)
         assert found[0] is kind and "was not launched" in found[1], found
@@ -232,18 +266,17 @@ def check_nothing_is_left(stub, torch_stub, cuda):
     for call in both_ways(operator).values():
         for _ in range(4):
             call(x, w)
-        stub.set_fast(True)
-        before, references = stub.allocations(), sys.getrefcount(x)
+        before, references = allocated(stub), sys.getrefcount(x)
         gc.collect()
         objects = len(gc.get_objects())
         for _ in range(1000):
             y = call(x, w)
-        assert stub.allocations() - before <= 1 and sys.getrefcount(x) == references
+        stub.clear()
+        assert allocated(stub) - before <= (512 if ON_GPU else 1) and sys.getrefcount(x) == references
         assert abs(len(gc.get_objects()) - objects) < 50
         address = y.data_ptr()
         del y
         assert call(x, w).data_ptr() == address
-        stub.set_fast(False)
 
 
 def check_empty_tensors(stub, torch_stub, cuda):
@@ -286,11 +319,13 @@ def check_writes(stub, torch_stub, cuda):
 
     operator = add.as_torch_op("fx_check::add_to")
     for x, y in ((torch.ones(3), torch.zeros(3)), tensors(300)):
+        wanted = y + 10 * x if y.device.type == "cpu" or ON_GPU else None
         for call in both_ways(operator).values():
             for _ in range(5):
                 version = y._version
                 assert call(x, y) is None and y._version == version + 1
-    assert y.device.type == "cuda" and len(stub.launches) == 10 and stub.launches[-1].grid == (2, 1, 1)
+        assert wanted is None or torch.allclose(y, wanted)
+    assert y.device.type == "cuda" and len(stub.launches) == 10 and is_for_tasks(stub.launches[-1], 300)
     python, version = [], y._version
     operator._dispatch = python.append
     operator(x, y)
@@ -315,33 +350,36 @@ def check_gradients(stub, torch_stub, cuda):
 
     backward = scale_backward.as_torch_op("fx_check::scale_backward", launch=("n", 32), cpu=backward_on_cpu)
     operator = scale_on(cuda).as_torch_op("fx_check::scale", launch=("n", 64), cpu=scale_on_cpu, backward=backward)
-    with cuda.gpus[1]:
+    last = torch_stub.devices[-1]
+    with cuda.gpus[last.index]:
         stream = cuda.stream()
     for call in both_ways(operator).values():
-        for place in ("cuda:1", "cuda:0", "cpu"):
-            x, w = (torch.ones(7, device="cpu") if place == "cpu" else torch.empty(7, device=place) for _ in range(2))
+        for place, handle in ((last, int(stream.handle)), (torch_stub.devices[0], 0), (torch.device("cpu"), 0)):
+            x, w = (torch.ones(7), torch.ones(7)) if place.type == "cpu" else tensors(7, place)
             x.requires_grad_()
             w.requires_grad_()
-            handle = int(stream.handle) if place == "cuda:1" else 0
-            torch_stub.set_stream(1, handle)
+            torch_stub.set_stream(last.index, handle)
             for _ in range(3):
                 stub.clear()
                 y = call(x, w)
                 assert y.requires_grad and y.device == x.device
-                torch_stub.set_stream(1, 0)  # autograd sets that of the forward pass
-                grads = torch.autograd.grad(y, (x, w), torch.empty_like(y) if place != "cpu" else torch.ones(7))
-                torch_stub.set_stream(1, handle)
+                torch_stub.set_stream(last.index, 0)  # autograd sets that of the forward pass
+                given = torch.ones(7) if place.type == "cpu" else tensors(7, place)[0]
+                grads = torch.autograd.grad(y, (x, w), given)
+                torch_stub.set_stream(last.index, handle)
                 assert [each.device for each in grads] == [x.device] * 2 and [each.shape for each in grads] == [x.shape] * 2
-                if place == "cpu":
+                if place.type == "cpu":
                     assert not stub.launches and grads[0].tolist() == [1.0] * 7
                     continue
                 first, second = stub.launches
                 assert (first.block, second.block) == ((64, 1, 1), (32, 1, 1))
                 assert first.stream == second.stream == handle and first.device == second.device == x.device.index
                 assert first.thread != second.thread
-            torch_stub.set_stream(1, 0)
+                stream.synchronize()
+                assert is_product(y, x, w) and is_product(grads[0], given, w)
+            torch_stub.set_stream(last.index, 0)
     python = Python(backward)
-    x, w = tensors(7, "cuda:1", requires_grad=True)
+    x, w = tensors(7, last, requires_grad=True)
     y = operator(x, w)
     torch.autograd.grad(y, (x, w), torch.empty_like(y))
     assert python.calls == 0
@@ -416,7 +454,6 @@ def triple(x, y):
 
 def check_threads(stub, torch_stub, cuda):
     """Threads that call one operator with tensors of other shapes: each launch has its own sizes."""
-    stub.set_fast(False)
     operator = scale_on(cuda).as_torch_op("fx_check::threads", launch=("n", 32), out=SHARED)
     found = []
 
@@ -425,7 +462,7 @@ def check_threads(stub, torch_stub, cuda):
         for i in range(300):
             call = operator if i % 2 else operator.overload
             y = call(x, w)
-            if y.shape != x.shape:
+            if y.shape != x.shape or not is_product(y, x, w):
                 found.append(y.shape)
 
     act(1)
@@ -450,6 +487,11 @@ def check_package_launches(stub, torch_stub, cuda):
     kernel = fast_args(cuda.jit(debug=True, opt=False)(debugged))
     operator = kernel.as_torch_op("fx_check::debugged", launch=("(n + 31) // 32", 32), out=SHARED)
     assert operator.kernel._launcher.why_not and not operator.kernel.is_native
+    x, w = tensors()
+    for _ in range(3):
+        y = torch.empty_like(x)
+        kernel[4, 32](x, w, y)
+    assert torch.equal(x, y) if ON_GPU else [launch.grid for launch in stub.launches] == [(4, 1, 1)] * 3
     operator = scale_on(cuda).as_torch_op("fx_check::retired", launch="n", out=SHARED)
     x, w = tensors()
     for call in both_ways(operator).values():
@@ -528,7 +570,8 @@ def check_kernels_with_a_configuration(stub, torch_stub, cuda):
     assert grad.shape == x.shape and len(stub.launches) == 1
     assert scale.as_torch_op("fx_check::configured")(x, w).grad_fn is not None
     assert pickle.loads(pickle.dumps(backward)).launch == "n" and fast_args(backward) is backward
-    assert backward(*tensors(device="cuda:1")).device.index == 1
+    last = torch_stub.devices[-1]
+    assert backward(*tensors(device=last)).device == last
 
     assert "native" in str(backward.explain(x.detach(), w)) and len(backward.precompile((x.detach(), w))[0]) == 3
     stub.clear()
@@ -558,3 +601,7 @@ def check_kernels_with_a_configuration(stub, torch_stub, cuda):
             assert text in str(error), error
         else:
             raise AssertionError(f"not refused: {text}")
+
+
+FOR_STUB = (check_failures,)
+"""Those that need what only the stubs have: errors to inject."""

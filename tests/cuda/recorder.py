@@ -19,6 +19,25 @@ _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, _WORD, *[_UINT] * 7, _WORD, _WORD, _WOR
 _LAUNCH_EXTENDED = ctypes.CFUNCTYPE(ctypes.c_int, _WORD, _WORD, _WORD, _WORD)
 
 
+class TorchOnDevice:
+    """Has as much of ``cuda_stub.TorchOnStub`` as PyTorch has for a GPU."""
+
+    def __init__(self):
+        import torch
+
+        self._cuda = torch.cuda
+        self.devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+
+    def set_stream(self, device: int, stream: int) -> None:
+        """Set the current stream of a device, a ``CUstream``; the current device stays the same."""
+        with self._cuda.device(device):
+            self._cuda.set_stream(self._cuda.ExternalStream(stream) if stream else self._cuda.default_stream())
+
+    def device(self) -> int:
+        """The current device."""
+        return self._cuda.current_device()
+
+
 class Recorder:
     """Has as much of ``cuda_stub.Stub`` as a real driver lets see.
 

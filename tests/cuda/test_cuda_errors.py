@@ -15,7 +15,7 @@ from forked import needs_fork
 from interpreter import run_python
 from launches import ExportedTensor, Interface, address, device_array, kernel_of, launch_cached
 from made_producers import Ledger
-from stub_processes import PACKAGES, is_installed, run_package
+from stub_processes import PACKAGES, is_installed, run_package, why_no_torch
 
 from fastexchange import CudaError, fast_args
 from fastexchange.cuda.driver import driver
@@ -154,6 +154,28 @@ def test_configurations_beyond_the_limits(record, kernels):
     most = 2**31 - 1 if isinstance(record, Stub) else 2**20  # a GPU would take seconds
     kernels[1].forall(most, 1)(x)
     assert record.launches[-1].grid == (most, 1, 1)
+
+
+@pytest.mark.both_packages
+def test_a_process_with_a_broken_context_ends(package):
+    """Nothing of ours that is torn down at its end calls the driver, which refuses every call by then."""
+    code = """
+        def copy(x, y):
+            y[0] = x[0]
+
+        kernel, x, y = fast_args(cuda.jit(copy)), DeviceTensor((4,)), cuda.device_array(4, np.float32)
+        bound = kernel[1, 32, cuda.stream()].bind(x, x)
+        launches = [lambda: kernel[1, 32](x, y), lambda: kernel[1, 32](x, y=x), lambda: kernel.forall(4)(y, x), bound]
+        for launch in launches * 4:
+            launch()
+        stub.fail("cuLaunchKernel", 700, sticky=True)
+        for launch in launches * 2:
+            try:
+                launch()
+            except CudaError as error:
+                print(error.is_sticky, end=" ")
+    """
+    assert run_package(code, package, exits=True) == "True " * 8
 
 
 def test_a_cuda_error_is_one_after_pickling():
@@ -519,6 +541,56 @@ def test_native_code_that_is_switched_off(name, tmp_path):
             else:
                 raise AssertionError("launched")
         assert len(stub.launches) == 4 and code_cache.shipped + code_cache.hits + code_cache.misses == 0
+        """,
+        FASTEXCHANGE_DISABLE="1",
+    )
+
+
+@pytest.mark.slow  # PyTorch's part of the stub is compiled
+@pytest.mark.both_packages
+def test_pytorchs_tensors_where_native_code_is_switched_off(package, stub, tmp_path):
+    """The package launches them, and objects with an array interface; what is no plain tensor on one device is refused."""
+    if why_not := why_no_torch():
+        pytest.skip(f"PyTorch has no tensors on the stub's devices: {why_not}")
+    run_python(
+        f"""
+        import warnings
+        import cuda_stub
+        stub = cuda_stub.load({str(tmp_path)!r}, force=True)
+        stub.set_devices(2)
+        cuda_stub.load_torch({str(tmp_path)!r}).set_devices(2)
+        import torch
+        import {package.__name__} as cuda
+        from cuda_checks import is_refused
+        from fastexchange import fast_args
+
+        warnings.simplefilter("ignore")
+        cuda.current_context()
+
+        class Interface:
+            def __init__(self, tensor):
+                self.__cuda_array_interface__ = tensor.__cuda_array_interface__ | dict(version=3, stream=None)
+
+        @fast_args
+        @cuda.jit
+        def copy(x, y):
+            y[0] = x[0]
+
+        x, y = (torch.empty(4, device="cuda") for _ in range(2))
+        array = Interface(y)
+        launcher = copy[1, 32]
+        launches = [lambda: launcher(x, y), lambda: launcher(x, y=y), launcher.bind(x, y), lambda: copy.forall(4)(x, y)]
+        for launch in [*launches, lambda: launcher(array, y), lambda: launcher(x, array)]:
+            for _ in range(2):
+                stub.clear()
+                launch()
+                assert len(stub.launches) == 1
+        stub.clear()
+        tracked, elsewhere = torch.empty(4, device="cuda", requires_grad=True), torch.empty(4, device="cuda:1")
+        for value, why in ((tracked, "requires grad"), (elsewhere, "kDLCUDA:1"), (torch.empty(4), "kDLCPU")):
+            is_refused(lambda: launcher(value, y), BufferError, why)
+            is_refused(lambda: launcher(y, value), BufferError, why)
+        assert not stub.launches
         """,
         FASTEXCHANGE_DISABLE="1",
     )

@@ -1,4 +1,4 @@
-"""Operators of kernels for CUDA with PyTorch's tensors on the driver stub's devices: what they allocate and launch."""
+"""Operators of CUDA kernels with PyTorch's tensors, on the stub's devices or on a GPU: what they allocate and launch."""
 
 import ast
 from pathlib import Path
@@ -15,7 +15,28 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_operators(name, package, stub):
+def test_operators(name, package, record, stub_or_none):
+    if stub_or_none is None:
+        _run_on_gpu(name, package, record)
+        return
     if why_not := why_no_torch():
         pytest.skip(f"PyTorch has no tensors on the stub's devices: {why_not}")
     run_operator_check(name, package)
+
+
+def _run_on_gpu(name, package, recorder) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip(f"PyTorch {torch.__version__} sees no GPU, though there is a driver with a device")
+    import operator_checks
+    from recorder import TorchOnDevice
+
+    check = getattr(operator_checks, name)
+    if check in operator_checks.FOR_STUB:
+        pytest.skip("it needs errors that the driver stub and PyTorch's inject")
+    pytorch = TorchOnDevice()
+    try:
+        check(recorder, pytorch, package)
+    finally:
+        for device in pytorch.devices:
+            pytorch.set_stream(device.index, 0)

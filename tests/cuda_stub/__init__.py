@@ -258,7 +258,10 @@ class TorchOnStub:
         self._lib.stub_torch_stream.restype = ctypes.c_ssize_t
 
     def set_devices(self, count: int) -> None:
+        import torch
+
         self._lib.stub_torch_set_devices(count)
+        self.devices = [torch.device("cuda", i) for i in range(count)]
 
     def set_stream(self, device: int, stream: int) -> None:
         """Set the current stream of a device, a ``CUstream``."""
@@ -270,6 +273,10 @@ class TorchOnStub:
     def device(self) -> int:
         """The current device."""
         return self._lib.stub_torch_device()
+
+    def exchange_device(self, device: int) -> int:
+        """Make `device` the current one, unless it is negative. Returns the one before."""
+        return self._lib.stub_torch_exchange_device(device)
 
     def fail(self, count: int) -> None:
         """Let the next allocations of memory raise ``torch.OutOfMemoryError``."""
@@ -284,4 +291,7 @@ def load_torch(directory: str | os.PathLike[str]) -> TorchOnStub:
     import torch
 
     torch.cuda._initialized = True  # it asks for nothing of a driver's
+    torch._C._cuda_getDevice = made.device
+    torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = made.exchange_device
+    torch.cuda.default_stream = torch.cuda.current_stream = lambda: 0  # so ``__dlpack__`` has no stream to wait for
     return made

@@ -384,6 +384,28 @@ def test_launches_are_measured_in_parts(perf, monkeypatch, tmp_path):
     assert "of another device" in call(20, code=1).stderr
 
 
+def measure_numba_cuda_alone():
+    """``numba_cuda_launches.py`` against the stub, so without PyTorch's tensors."""
+    import cuda_places
+
+    cuda_places.Stub().stub.set_fast(False)
+    import numba_cuda_launches
+
+    return numba_cuda_launches.main()
+
+
+@needs_stub
+def test_numba_cuda_is_measured_alone():
+    said, table, _ = in_a_process("measure_numba_cuda_alone", "--rounds", 2).stdout.rsplit("\n\n", 2)
+    assert "numba-cuda " in said and "each further device array costs" in said and "the most is spent in `" in said
+    heads, _, *lines = table.splitlines()
+    assert heads.count("|") == 6 and all(line.count("|") == 6 for line in lines) and "PyTorch" not in table
+    assert [line.split("|")[1].strip() for line in lines] == [
+        "cuLaunchKernel, through ctypes", "device arrays, signature declared", "device arrays",
+        "objects with `__cuda_array_interface__`",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("program", ["cuda_launches", "cuda_check"])
 def test_without_cuda_bindings_there_is_one_line(perf, monkeypatch, program):
     module = perf(program)

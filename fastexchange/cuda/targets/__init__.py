@@ -48,6 +48,9 @@ class Target(Protocol):
     def type_of_value(self, dispatcher, value):
         """The type that the package's own launch infers for an argument. Raises TypeError or ValueError if there is none."""
 
+    def readable(self, value):
+        """What the package's own launch takes for a tensor: the tensor, or what stands for it where that launch would fail."""
+
     def why_not(self, dispatcher) -> str:
         """Why only the package can launch the kernel; "" if native code can."""
 
@@ -98,6 +101,9 @@ class TargetBase:
 
     def element_of(self, field: int, storage: bool):
         return self.cuda.types.bfloat16 if field == BFLOAT16 else element_of(field, storage, field_to_numba)
+
+    def readable(self, value):
+        return value
 
     def signatures(self, dispatcher) -> list[tuple]:
         return list(dispatcher.overloads)

@@ -7,9 +7,11 @@ Source: numba-cuda-mlir 0.6, ``numba_cuda_mlir.descriptor``. When a kernel is lo
 driver's.
 """
 
+import contextlib
 import functools
 from typing import Any
 
+import numpy as np
 from numba.core import types
 
 from ...dispatch.structs import ARRAY_HEAD_WORDS
@@ -59,6 +61,15 @@ class NumbaCudaMlir(TargetBase):
 
         return typeof(value)
 
+    def readable(self, value):
+        """A launch of the package's own raises TypeError, once the kernel runs, for a tensor whose dtype is none of NumPy's."""
+        try:
+            np.dtype(getattr(value, "dtype", None))
+        except TypeError:
+            with contextlib.suppress(Exception):  # a tensor of a kind that has no interface
+                return _OnlyInterface(value)
+        return value
+
     def signature_for(self, dispatcher, given: tuple) -> tuple | None:
         if given in dispatcher.overloads or dispatcher._can_compile:
             return given
@@ -95,6 +106,13 @@ class NumbaCudaMlir(TargetBase):
 
     def own_forall(self, dispatcher, tasks: int, threads: int, stream: int | None, shared: int):
         return dispatcher.forall(tasks, threads, _stream(stream), shared)
+
+
+class _OnlyInterface:
+    """The array interface of a tensor, which it keeps alive."""
+
+    def __init__(self, tensor):
+        self.tensor, self.__cuda_array_interface__ = tensor, tensor.__cuda_array_interface__
 
 
 def _stream(handle: int | None) -> int:
