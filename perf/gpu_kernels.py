@@ -69,7 +69,8 @@ def cases(torch, log_size: int) -> list[Case]:
     for name, values in ("uniform", uniform), ("all equal", of_equal):
         found.append(
             Case("histogram", f"{n}, {name}, 256 bins", "torch.histc", 4 * n,
-                 lambda run, values=values: run(values, 0.0, 1.0, counts), lambda values=values: torch.histc(values, 256, 0.0, 1.0))
+                 lambda run, values=values: run(values, 0.0, 1.0, counts),
+                 lambda values=values: torch.histc(values, 256, 0.0, 1.0))
         )  # fmt: skip
     return found
 
