@@ -10,12 +10,16 @@ import numpy as np
 
 from fastexchange import fast_args
 
-from .common import THREADS, check, given, is_double
+from .common import check, given, number_of
 
 cuda: Any = None  # given, as are the others
 number: Any = None
 counter: Any = None
+edge: Any = None
 
+THREADS = 1024
+VALUES = 4
+"""Of each thread at a time."""
 MAX_BLOCKS = 264
 MAX_BINS = 56 * 1024
 """Their counts of 4 bytes are in a block's shared memory:
@@ -30,25 +34,34 @@ def _clear(out):
         out[i] = 0
 
 
+def _edge(k, width, low):
+    return number(cuda.libdevice.dmul_rn(np.float64(k), width) + low)  # each operation rounded: not one fused
+
+
 def _count(x, low, high, out):
     counts = cuda.shared.array(0, counter)
-    bins = out.shape[0]
-    for k in range(cuda.threadIdx.x, bins, cuda.blockDim.x):
+    bins, n, thread = out.shape[0], x.shape[0], cuda.threadIdx.x
+    for k in range(thread, bins, THREADS):
         counts[k] = 0
     cuda.syncthreads()
     width = (high - low) / bins
-    first, last = np.float64(number(low)), np.float64(number(high))
-    for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
-        value = np.float64(x[i])
-        if value >= first and value <= last:
-            k = min(int((value - low) / width), bins - 1)
-            while k > 0 and value < np.float64(number(k * width + low)):
-                k -= 1
-            while k < bins - 1 and value >= np.float64(number((k + 1) * width + low)):
-                k += 1
-            cuda.atomic.add(counts, k, 1)
+    first, last, scale = number(low), number(high), number(bins / (high - low))
+    values = cuda.local.array(VALUES, number)
+    for start in range(cuda.blockIdx.x * THREADS * VALUES + thread, n, cuda.gridDim.x * THREADS * VALUES):
+        for v in range(VALUES):
+            i = start + v * THREADS
+            values[v] = number(x[np.uintp(i)]) if i < n else number(math.nan)
+        for v in range(VALUES):
+            value = values[v]
+            if value >= first and value <= last:
+                k = min(max(np.int32((value - first) * scale), 0), bins - 1)  # or next to it: roundings differ
+                while k > 0 and value < edge(k, width, low):
+                    k -= 1
+                while k < bins - 1 and value >= edge(k + 1, width, low):
+                    k += 1
+                cuda.atomic.add(counts, k, 1)
     cuda.syncthreads()
-    for k in range(cuda.threadIdx.x, bins, cuda.blockDim.x):
+    for k in range(thread, bins, THREADS):
         if counts[k] != 0:
             cuda.atomic.add(out, k, counts[k])
 
@@ -56,18 +69,20 @@ def _count(x, low, high, out):
 def body(cuda, number):
     """``(clear, count)``: kernels ``clear(out)`` and ``count(x, low, high, out)``.
 
-    `count` is for blocks with 4 bytes of dynamic shared memory for each bin. Edges are rounded to `number`, the
-    floating type of the values.
+    `count` is for blocks of ``THREADS`` with 4 bytes of dynamic shared memory for each bin. Edges are rounded to
+    `number`, the floating type of the values.
     """
     names = {"cuda": cuda, "number": number, "counter": cuda.types.int32}
+    names["edge"] = cuda.jit(device=True)(given(_edge, **names))
     return given(_clear, **names), given(_count, **names)
 
 
 def make(cuda):
     """``histogram(x, low, high, out, stream=None)``: write into ``out[k]`` how many values of `x` lie in bin `k`.
 
-    `x`: shape (n,), floating, fewer than 2**31 values. `low` < `high`: the bounds, finite. `out`: shape (bins,), int64,
-    at most ``MAX_BINS``; overwritten. Raises ValueError for other shapes and bounds.
+    `x`: shape (n,), floating, fewer than 2**31 values. `low` < `high`: the bounds, finite, as is their difference, in
+    float32, or in float64 if `x` is. `out`: shape (bins,), int64, at most ``MAX_BINS``; overwritten. Raises ValueError for
+    other shapes and bounds.
     """
     made = {}
     for number in (np.float32, np.float64):
@@ -78,12 +93,14 @@ def make(cuda):
         bins, n = out.shape[0], x.shape[0]
         check(1 <= bins <= MAX_BINS, f"out: must have from 1 to {MAX_BINS} bins")
         check(n < 2**31, "x: must have fewer than 2**31 values")
-        check(low < high and math.isfinite(high - low), "low, high: must be finite, low less than high")
-        clear, count = made[np.float64 if is_double(x) else np.float32]
+        low, high, number = float(low), float(high), number_of(x)
+        is_finite = high - low <= np.finfo(number).max and max(abs(low), abs(high)) <= np.finfo(number).max
+        check(low < high and is_finite, "low, high: must be finite, low less than high")
+        clear, count = made[number]
         clear.forall(bins, stream=stream)(out)
         if n:
-            blocks = min(-(-n // THREADS), MAX_BLOCKS)
-            count[blocks, THREADS, stream, 4 * bins](x, float(low), float(high), out)
+            blocks = min(-(-n // (THREADS * VALUES)), MAX_BLOCKS)
+            count[blocks, THREADS, stream, 4 * bins](x, low, high, out)
 
     histogram.kernels = made
     return histogram

@@ -1,8 +1,9 @@
-"""Root mean square normalisation of each row of a matrix, a block of threads for each row.
+"""Root mean square normalisation of each row of a matrix, a team of threads for each row.
 
 Source: see ``kernels.rms_norm``. Tested in ``tests/programs/test_kernels_gpu.py``.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -10,30 +11,47 @@ import numpy as np
 
 from fastexchange import fast_args
 
-from .common import THREADS, check, given, is_double, reductions
+from .common import Team, check, given, number_of, reductions, team_for
 
 cuda: Any = None  # given, as are the others
 number: Any = None
+threads: Any = None
+values: Any = None
+is_whole: Any = None
 total: Any = None
 
 
 def _rms_norm(x, weight, eps, out):
-    shared = cuda.shared.array(THREADS, number)
-    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
-    features = out.shape[1]
+    row, thread = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y, cuda.threadIdx.x
+    rows, features = out.shape
+    if row >= rows:  # of a whole warp
+        return
+    kept, weights = cuda.local.array(values, number), cuda.local.array(values, number)
     partial = number(0)
-    for j in range(thread, features, THREADS):
-        value = number(x[row, j])
-        partial += value * value
-    mean = total(shared, partial) / number(features)
+    for first in range(thread, features, threads * values):
+        for k in range(values):
+            j = first + k * threads
+            kept[k] = number(x[np.uintp(row), np.uintp(j)]) if j < features else number(0)
+        for k in range(values):
+            partial += kept[k] * kept[k]
+    mean = total(partial) / number(features)
     scale = number(1) / number(math.sqrt(mean + number(eps)))
-    for j in range(thread, features, THREADS):
-        out[row, j] = number(x[row, j]) * scale * number(weight[j])
+    for first in range(thread, features, threads * values):
+        for k in range(values):
+            j = first + k * threads
+            if j < features:
+                if not is_whole:
+                    kept[k] = x[np.uintp(row), np.uintp(j)]
+                weights[k] = weight[np.uintp(j)]
+        for k in range(values):
+            j = first + k * threads
+            if j < features:
+                out[np.uintp(row), np.uintp(j)] = kept[k] * scale * weights[k]
 
 
-def body(cuda, number):
-    """The kernel ``rms_norm(x, weight, eps, out)`` with sums in `number`, for a block of ``THREADS`` for each row."""
-    return given(_rms_norm, cuda=cuda, number=number, **reductions(cuda))
+def body(cuda, number, team: Team):
+    """The kernel ``rms_norm(x, weight, eps, out)`` in `number`, for ``team.grid(rows)`` blocks of ``team.block``."""
+    return given(_rms_norm, cuda=cuda, number=number, **team._asdict(), **reductions(cuda, number, team.threads))
 
 
 def make(cuda):
@@ -42,7 +60,10 @@ def make(cuda):
     `x`, `out`: shape (rows, features), floating; `weight`: shape (features,); `eps`: a number. `out` may be `x`.
     Arithmetic is in float32, or in float64 if one of them is. Raises ValueError for other shapes.
     """
-    kernels = {number: fast_args(cuda.jit(body(cuda, number))) for number in (np.float32, np.float64)}
+
+    @functools.cache
+    def kernel(number, team):
+        return fast_args(cuda.jit(body(cuda, number, team)))
 
     def rms_norm(x, weight, eps, out, stream=None):
         check(len(out.shape) == 2, "out: must have two dimensions")
@@ -50,8 +71,8 @@ def make(cuda):
         rows, features = out.shape
         check(tuple(weight.shape) == (features,), "weight: its shape must be (features,)")
         if rows and features:
-            number = np.float64 if is_double(x, weight, out) else np.float32
-            kernels[number][rows, THREADS, stream](x, weight, eps, out)
+            team = team_for(features)
+            kernel(number_of(x, weight, out), team)[team.grid(rows), team.block, stream](x, weight, eps, out)
 
-    rms_norm.kernels = kernels
+    rms_norm.kernel = kernel
     return rms_norm

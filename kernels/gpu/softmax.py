@@ -1,8 +1,11 @@
-"""Softmax of each row of a matrix, a block of threads for each row.
+"""Softmax of each row of a matrix, a team of threads for each row.
 
-Source: see ``kernels.softmax``. Tested in ``tests/programs/test_kernels_gpu.py``.
+Source: see ``kernels.softmax``; M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax"
+(arXiv:1805.02867), algorithm 3: a sum is kept relative to the largest element so far. Tested in
+``tests/programs/test_kernels_gpu.py``.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -10,52 +13,78 @@ import numpy as np
 
 from fastexchange import fast_args
 
-from .common import THREADS, check, given, is_double, reductions
+from .common import Team, check, given, number_of, reductions, team_for
 
 cuda: Any = None  # given, as are the others
 number: Any = None
+threads: Any = None
+values: Any = None
+is_whole: Any = None
 total: Any = None
 largest: Any = None
 
+LOWEST = -math.inf
+
 
 def _softmax(x, out):
-    shared = cuda.shared.array(THREADS, number)
-    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
-    columns = out.shape[1]
-    top = number(-math.inf)
-    for j in range(thread, columns, THREADS):
-        value = number(x[row, j])
-        if value > top or value != value:
-            top = value
-    top = largest(shared, top)
-    partial = number(0)
-    for j in range(thread, columns, THREADS):
-        partial += number(math.exp(number(x[row, j]) - top))
-    scale = number(1) / total(shared, partial)
-    for j in range(thread, columns, THREADS):
-        out[row, j] = number(math.exp(number(x[row, j]) - top)) * scale
+    row, thread = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y, cuda.threadIdx.x
+    rows, columns = out.shape
+    if row >= rows:  # of a whole warp
+        return
+    kept = cuda.local.array(values, number)
+    own, partial = number(LOWEST), number(0)  # the largest of this thread's elements; its sum, relative to that
+    for first in range(thread, columns, threads * values):
+        before = own
+        for k in range(values):
+            j = first + k * threads
+            kept[k] = number(x[np.uintp(row), np.uintp(j)]) if j < columns else number(LOWEST)
+        for k in range(values):
+            own = max(own, kept[k])
+        origin = own if own > LOWEST else number(0)
+        partial *= math.exp(before - origin)
+        for k in range(values):
+            kept[k] = math.exp(kept[k] - origin)
+            partial += kept[k]
+    top = largest(own)
+    share = math.exp(own - top)
+    scale = number(1) / total(partial * share)
+    for first in range(thread, columns, threads * values):
+        if not is_whole:
+            for k in range(values):
+                j = first + k * threads
+                if j < columns:
+                    kept[k] = x[np.uintp(row), np.uintp(j)]
+        for k in range(values):
+            j = first + k * threads
+            if j < columns:
+                shifted = kept[k] * share if is_whole else math.exp(kept[k] - top)
+                out[np.uintp(row), np.uintp(j)] = shifted * scale
 
 
-def body(cuda, number):
-    """The kernel ``softmax(x, out)`` with sums in `number`, for a block of ``THREADS`` for each row."""
-    return given(_softmax, cuda=cuda, number=number, **reductions(cuda))
+def body(cuda, number, team: Team):
+    """The kernel ``softmax(x, out)`` in `number`, for ``team.grid(rows)`` blocks of ``team.block``."""
+    return given(_softmax, cuda=cuda, number=number, **team._asdict(), **reductions(cuda, number, team.threads))
 
 
 def make(cuda):
     """``softmax(x, out, stream=None)``: write the softmax of each row of `x` into `out`.
 
-    `x`, `out`: shape (rows, columns), floating; `out` may be `x`. Differences and sums are in float32, or in float64 if
-    one of them is. As in PyTorch, a row with a NaN or +inf, and one of nothing but -inf, becomes NaN. Raises ValueError
-    for other shapes.
+    `x`, `out`: shape (rows, columns), floating; `out` may be `x`. Arithmetic is in float32, or in float64 if one of them
+    is. As in PyTorch, a row with a NaN or +inf, and one of nothing but -inf, becomes NaN. Raises ValueError for other
+    shapes.
     """
-    kernels = {number: fast_args(cuda.jit(body(cuda, number))) for number in (np.float32, np.float64)}
+
+    @functools.cache
+    def kernel(number, team):
+        return fast_args(cuda.jit(body(cuda, number, team)))
 
     def softmax(x, out, stream=None):
         check(len(out.shape) == 2, "out: must have two dimensions")
         check(tuple(x.shape) == tuple(out.shape), "x: its shape must be that of out")
         rows, columns = out.shape
         if rows and columns:
-            kernels[np.float64 if is_double(x, out) else np.float32][rows, THREADS, stream](x, out)
+            team = team_for(columns)
+            kernel(number_of(x, out), team)[team.grid(rows), team.block, stream](x, out)
 
-    softmax.kernels = kernels
+    softmax.kernel = kernel
     return softmax
