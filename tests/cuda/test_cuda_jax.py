@@ -189,10 +189,10 @@ def test_on_the_cpu_it_is_refused(package, jax):
 class Calls:
     """Calls of a kernel by the handler, with buffers on the stub's device."""
 
-    def __init__(self, package, stub, stream=None):
+    def __init__(self, stub, stream):
         xla_frames = importlib.import_module("xla_frames")
-        self.stub = stub
-        handle = 0 if stream is None else int(getattr(stream.handle, "value", stream.handle))
+        self.stub, self._stream = stub, stream
+        handle = int(getattr(stream.handle, "value", stream.handle))
         self.xla = xla_frames.Xla(handle)
 
     def __call__(self, kernel, given, shapes, result):
@@ -218,7 +218,7 @@ def calls(package, stub):
     if stub is None:
         pytest.skip("on a device JAX makes the frames")
     pytest.importorskip("jax")
-    return Calls(package, stub, package.stream())
+    return Calls(stub, package.stream())
 
 
 def pointers(launch):
