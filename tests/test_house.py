@@ -24,6 +24,7 @@ FRAMEWORKS = {
         "arguments": "capsule tensor_kind",
         "cuda": "launched_kernel",
     },
+    "cupy": {"producers": "array_fields", "cuda": "device_arrays"},
     "jax": {"producers": "ending layout put", "dispatch": "xla", "arguments": "array_kind"},
 }
 """What is known of a framework lies in one folder, its files on several floors: those that are not here on that of ``calls``."""
@@ -84,7 +85,9 @@ def test_what_knows_a_framework():
     """The kinds' list, who makes operators or offers them, and the doctor: all else asks ``producers.framework``."""
     found = {name for name in MODULES if any(each.partition(".")[0] in FRAMEWORKS for each in imported_by(name))}
     outside = {name for name in found if name.partition(".")[0] not in FRAMEWORKS}
-    assert outside == {"arguments.discovery", "calls.kernel", "command.probe", "cuda.cuda_kernel"}
+    assert outside == {
+        "arguments.discovery", "calls.kernel", "command.probe", "cuda.classify", "cuda.cuda_kernel", "cuda.explaining",
+    }  # fmt: skip
 
 
 def names_in(text: str) -> set[str]:

@@ -67,7 +67,7 @@ def run_operator_check(name: str, package) -> None:
 
 @functools.cache
 def _cupy_stage() -> Stage:
-    """The same, where CuPy has arrays on the stub. It is still to be imported: numba-cuda-mlir, which imports it, is not there."""
+    """The same, where CuPy has arrays on the stub. It is still to be imported: without numba-cuda-mlir, which imports it."""
     with tempfile.TemporaryDirectory() as directory:
         cuda_stub.build(directory)
         more = "import cupy_stub\ncupy_stub.load(stub, 1)"

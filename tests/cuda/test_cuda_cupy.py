@@ -74,6 +74,7 @@ def check_like_interface(record, kernel, array, other) -> None:
     assert (ours.packed, ours.device, ours.stream, ours.context) == (theirs.packed, theirs.device, theirs.stream, theirs.context)
 
 
+@pytest.mark.both_packages
 @pytest.mark.parametrize("view", VIEWS)
 def test_launches_are_those_of_the_interface(record, cupy, kernels, on_interface, view):
     array = make(cupy, view)
@@ -342,7 +343,7 @@ def test_a_layout_that_is_not_as_expected(stub, name):
 
 
 # ---- what kernels compute --------------------------------------------------------------------------------------------
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scaled(package):
     """``out = 2 x + 1`` for arrays of one and two dimensions."""
 
@@ -408,8 +409,8 @@ extern "C" __global__ void late(float *x, float number, long long cycles) {
 extern "C" __global__ void copy(const float *x, float *y) { y[threadIdx.x] = x[threadIdx.x]; }
 """
 STREAMS = {
-    "null": lambda stream: stream.null, "its own": lambda stream: stream(), "non-blocking": lambda stream: stream(non_blocking=True),
-    "the thread's default": lambda stream: stream.ptds,
+    "null": lambda stream: stream.null, "its own": lambda stream: stream(),
+    "non-blocking": lambda stream: stream(non_blocking=True), "the thread's default": lambda stream: stream.ptds,
 }  # fmt: skip
 
 
