@@ -43,6 +43,8 @@ def _on_gpu(book: Book, package: str) -> None:
         book.add(f"{package}: that operator as torch.ops…", "≤ 1.4 x by hand", ratio, 1.4, "x")
     key = f"{package}/3/"
     book.add(f"{package}: 3 torch tensors", "≤ raw + 300 ns", lambda t: t[key + "fast"] - t[key + "raw"], 300, "ns")
+    if key + "cupy" in book.times and "peer/CuPy" in book.times:
+        book.add(f"{package}: 3 CuPy arrays", "≤ 1 x CuPy's own", lambda t: t[key + "cupy"] / t["peer/CuPy"], 1, "x")
     if package == "numba-cuda":
         _faster(book, package, "3", "tensor", "3 torch tensors", 5, "its own launch")
         _faster(book, package, "26", "tensor", "26 torch tensors", 10, "its own launch")

@@ -158,6 +158,6 @@ def _find_pooled(memory) -> tuple[int, int]:
             _only("chunk", parts, lambda part, at: read_word(id(part), at) == id(of[id(part)])),
             _only("chunk's memory", chunks, lambda chunk, at: read_word(id(chunk), at) == id(chunk.mem)),
         )
-    except Exception as error:  # the driver is then asked where such memory is
+    except Exception as error:  # before CuPy 14: the driver is then asked where such memory is
         reraise_passing(error)
         return 0, 0
