@@ -114,8 +114,7 @@ def read_cupy(ob, entry, frame_address, word, array):
         return -structs.STATUS_NUMBA
     if not note_current_stream(cupy, frame):
         return -structs.STATUS_NUMBA
-    key = pack_found(frame, entry, view, NO_FLAGS, ob + structs.ORIGIN_VIEW, word, array)
-    return key if key > 0 or key == -structs.STATUS_GROW else -structs.STATUS_NUMBA
+    return pack_found(frame, entry, view, NO_FLAGS, ob + structs.ORIGIN_VIEW, word, array)
 
 
 _ARRAY = Kind(

@@ -89,6 +89,18 @@ def test_dtypes(record, cupy, kernels, on_interface, dtype):
         check_like_interface(record, kernels[1], array, on_interface(array))
 
 
+def test_records_are_refused_as_without_native_code(record, cupy, kernels, on_interface):
+    """By whatever error CuPy raises: on the stub it has no runtime to ask where their memory is."""
+    launch_cached(kernels[1][1, 32], cupy.empty((3,), "f4"))
+    record.clear()
+    array, said = cupy.empty((3,), np.dtype([("x", "f4"), ("y", "i4")])), []
+    for each in (array, on_interface(array)):
+        with pytest.raises(Exception) as caught:
+            kernels[1][1, 32](each)
+        said.append(caught.type)
+    assert said[0] is said[1] and not record.launches
+
+
 def test_new_arrays_each_time_and_in_tuples(record, cupy, kernels):
     launcher = kernels[2][1, 32]
     for _ in range(3):
@@ -119,6 +131,15 @@ def test_nothing_is_kept(record, cupy, kernels):
     for _ in range(100):
         kernels[1][1, 32](array)
     assert [sys.getrefcount(each) for each in owned] == before
+
+
+def test_garbage_is_collected_as_before(record, cupy, kernels):
+    array = cupy.empty((3,), "f4")
+    launch_cached(kernels[1][1, 32], array)
+    for switch in (gc.disable, gc.enable):
+        switch()
+        kernels[1][1, 32](array)
+        assert gc.isenabled() is (switch is gc.enable)
 
 
 def test_explain_names_the_path(record, cupy, kernels, on_interface):
