@@ -4,6 +4,7 @@ All kernels are empty. What is called ``own`` is the package's own launch of the
 """
 
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -106,6 +107,9 @@ class Rows:
             ):
                 given = {"f": launcher, **{name: make() for name in values}}
                 group.add(key + who, f"fastexchange, {label}", code, given, reference)
+            if self.place.is_gpu and importlib.util.find_spec("cupy") is not None:
+                given = {"f": launcher, **_cupys(importlib.import_module("cupy"))}
+                group.add(key + "cupy", "fastexchange, CuPy arrays", code, given, reference)
         self._limits(group, key, plain, signature, values)
         own = own or (lambda make: {name: make() for name in values})
         launch = plain[_GRID, _BLOCK]
@@ -331,8 +335,11 @@ def _cupy(place, torch) -> tuple[str, str, dict[str, Any]]:
     import cupy
 
     kernel = cupy.RawKernel('extern "C" __global__ void kernel(float *x, float *y, float *z) {}', "kernel")
-    arrays = {name: cupy.zeros(SIZE, cupy.float32) for name in names_of(3)}
-    return "CuPy RawKernel, 3 CuPy arrays", "f(g, b, (x0, x1, x2))", {"f": kernel, "g": (_GRID,), "b": (_BLOCK,), **arrays}
+    return "CuPy RawKernel, 3 CuPy arrays", "f(g, b, (x0, x1, x2))", {"f": kernel, "g": (_GRID,), "b": (_BLOCK,), **_cupys(cupy)}
+
+
+def _cupys(cupy) -> dict[str, Any]:
+    return {name: cupy.zeros(SIZE, cupy.float32) for name in names_of(3)}
 
 
 def _triton(place, torch) -> tuple[str, str, dict[str, Any]]:

@@ -44,6 +44,9 @@ def _on_gpu(book: Book, package: str) -> None:
     for case in ("3", "26"):
         ratio = lambda t, k=f"{package}/{case}/": t[k + "fast"] / t[k + "c"]  # noqa: E731
         book.add(f"{package}: {case} torch tensors", "≤ 1.25 x hand-written C", ratio, 1.25, "x")
+    key = f"{package}/3/"
+    if key + "cupy" in book.times and "peer/CuPy" in book.times:
+        book.add(f"{package}: 3 CuPy arrays", "≤ 1 x CuPy's own", lambda t: t[key + "cupy"] / t["peer/CuPy"], 1, "x")
     if package == "numba-cuda":
         _faster(book, package, "3", "tensor", "3 torch tensors", 5, "its own launch")
         _faster(book, package, "26", "tensor", "26 torch tensors", 10, "its own launch")

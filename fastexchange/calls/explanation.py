@@ -45,7 +45,7 @@ class Explanation:
     path: str
     """``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple``, ``list`` or ``numba``.
 
-    For CUDA kernels also ``device-array``, ``cuda-interface`` and ``package``.
+    For CUDA kernels also ``cupy``, ``device-array``, ``cuda-interface`` and ``package``.
     """
     reasons: tuple[str, ...] = ()
     """Why it takes no faster path, and why kernels refuse its elements, if they do."""

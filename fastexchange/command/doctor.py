@@ -225,7 +225,7 @@ def _cuda() -> Iterator[Finding]:
     library = ctypes.util.find_library("cuda") or ctypes.util.find_library("nvcuda")
     yield Finding(section, "driver", NOTHING, f"library {library} found" if library else "no driver library found")
     if importlib.util.find_spec("cupy") is not None:
-        yield Finding(section, "cupy", NOTHING, "installed, not tested; its arrays can be passed to kernels made by cuda.jit")
+        yield Finding(section, "cupy", NOTHING, "installed; its arrays can be passed to kernels made by cuda.jit")
 
 
 # ---- probes --------------------------------------------------------------------------------------------------------

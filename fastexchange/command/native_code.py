@@ -9,7 +9,9 @@ from ..ground.cfunction import CFunction
 __all__ = ["native_code"]
 
 _PACKAGE = __name__.partition(".")[0]
-PLACES = ("ground", "dispatch", "producers", "arguments", "torch", "jax", "exchange", "measuring.exported_calls", "cuda")
+PLACES = (
+    "ground", "dispatch", "producers", "arguments", "torch", "jax", "exchange", "measuring.exported_calls", "cuda", "cupy",
+)  # fmt: skip
 """Packages and modules with native code. Those of ``measuring`` that need an optional package have none, and are not imported."""
 
 

@@ -13,6 +13,7 @@ from .._abi import ffi
 from ..arguments.discovery import learn_type
 from ..arguments.dunder import DUNDER
 from ..arguments.kind import OTHER
+from ..cupy import device_arrays
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
 from ..exchange import wrappers
@@ -186,7 +187,8 @@ def _with_interface(position: int, value, interface: ArrayInterface) -> Argument
     known = entries.fields(type(value))
     if not DISABLED and not known.get("interface"):  # later launches: native code reads usual interfaces
         export = managed_tensor_of_device_array if is_of_package(type(value)) else managed_tensor_of_interface
-        entries.update(type(value), interface=export.address, device_kind=known.get("device_kind", kinds.INTERFACE))
+        kind = known.get("device_kind") or device_arrays.kind_of(type(value)) or kinds.INTERFACE
+        entries.update(type(value), interface=export.address, device_kind=kind)
     return info
 
 
@@ -220,8 +222,13 @@ def has_interface(value) -> bool:
 
 def paths(infos: list[ArgumentInfo]) -> dict[int, str]:
     """By position, the paths of arguments that differ from those into CPU kernels: see ``Explanation.path``."""
-    names = {ARRAY: kinds.VIEW.path, INTERFACE: kinds.INTERFACE.path, PACKAGE: kinds.PACKAGE.path}
-    return {info.position: names[info.kind] for info in infos if info.kind in names}
+    fields, found = runtime().entries.fields, {}
+    for info in infos:
+        if info.kind in (ARRAY, PACKAGE):
+            found[info.position] = (kinds.VIEW if info.kind == ARRAY else kinds.PACKAGE).path
+        elif info.kind == INTERFACE:
+            found[info.position] = fields(type(info.value))["device_kind"].path
+    return found
 
 
 def unknown_to_package(kernel, infos: list[ArgumentInfo]) -> ArgumentInfo | None:

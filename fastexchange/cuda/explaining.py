@@ -1,9 +1,12 @@
 """``explain`` of a launch: who would make it, and the path of each argument."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..calls.explanation import CallExplanation, Outcome, describe_outcome, explained, refusal
 from ..calls.resolve import Report
+from ..cupy import device_arrays
 from ..dispatch import structs
 from ..dispatch.reading import DRY_RUN
 from . import python_exports
@@ -12,6 +15,7 @@ from .classify import (
     are_exported_by_python,
     classify_arguments,
     classify_without_errors,
+    flatten,
     is_for_package,
     only_for_package,
     paths,
@@ -44,7 +48,10 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
     except Exception as error:
         outcome = refusal(error)
         infos = infos or classify_without_errors(kernel, bound)
-    return explained(kernel, bound, outcome, paths(infos))
+    found = explained(kernel, bound, outcome, paths(infos))
+    reasons = dict.fromkeys(why for info in flatten(infos) if (why := device_arrays.why_not(type(info.value))))
+    notes = (f"CuPy's arrays are not read in memory: {why}" for why in reasons)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def _native_outcome(launcher, infos: list[ArgumentInfo], report: Report, bound: tuple) -> Outcome:

@@ -21,7 +21,7 @@ def begin_reading(context_address, frame, flags):
     if context.device_type != CPU:
         frame.device, frame.managed_device = -1, -1
         frame.stream, frame.other_stream = 0, 0
-        frame.own_stream, frame.own_streams_differ = 0, 0
+        frame.own_stream, frame.own_streams_differ, frame.array_stream = 0, 0, 0
 
 
 @native

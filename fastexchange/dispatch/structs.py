@@ -225,6 +225,7 @@ struct fx_frame {
     int64_t device, managed_device;     /* of the tensors, and of managed memory, which other devices read too; -1: none */
     int64_t stream, other_stream;       /* current_work_stream of the producers, 0: none, or no other */
     int64_t own_stream, own_streams_differ;     /* the stream in the arrays' interfaces, 0: none; whether there are several */
+    int64_t array_stream;       /* CuPy's current stream, which its arrays' interfaces would name; 0: not asked yet */
     int64_t code;               /* the driver's error */
 };
 

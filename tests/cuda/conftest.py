@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 import cuda_stub
+import cupy_stub
 import pytest
 from stub_processes import PACKAGES, is_installed
 
@@ -43,6 +44,7 @@ def _load() -> tuple[cuda_stub.Stub | None, str]:
         except cuda_stub.StubRefused as error:
             return None, f"there is no CUDA device, and the driver stub is not loaded: {error}"
     stub.set_devices(DEVICES)
+    cupy_stub.load(stub, DEVICES)
     return stub, ""
 
 

@@ -65,6 +65,25 @@ def run_operator_check(name: str, package) -> None:
     assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
 
 
+@functools.cache
+def _cupy_stage() -> Stage:
+    """The same, where CuPy has arrays on the stub. It is still to be imported: without numba-cuda-mlir, which imports it."""
+    with tempfile.TemporaryDirectory() as directory:
+        cuda_stub.build(directory)
+        more = "import cupy_stub\ncupy_stub.load(stub, 1)"
+        stage = Stage(_LOAD.format(directory=directory, modules=("numba.cuda", "fastexchange", "pytest"), more=more))
+    atexit.register(stage.close)
+    return stage
+
+
+def run_with_cupy(code: str, **environment: str) -> str:
+    """Run `code` as :func:`run_package` does, with numba-cuda, and with CuPy; return what it prints."""
+    begin = "from numba import cuda\nfrom fastexchange import fast_args\ncuda.current_context()\nimport cupy\n"
+    ended = _cupy_stage().run(begin + code, exits=False, **environment)
+    assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
 PACKAGES = {"numba.cuda": "numba_cuda", "numba_cuda_mlir.cuda": "numba_cuda_mlir"}
 """What users import, and the package that has it."""
 
