@@ -8,6 +8,7 @@ import functools
 import inspect
 import math
 import sys
+import weakref
 from types import BuiltinFunctionType
 
 from numba import types
@@ -111,6 +112,12 @@ def _learn_to_make() -> None:
         learn_to_make()
 
 
+def _call_seen(kernel: "weakref.ref[LaunchedKernel]", bound: tuple):
+    """See :attr:`CudaLauncher._seen`."""
+    found = kernel()
+    return NotImplemented if found is None or found._pattern is not None else found._call_seen(bound)
+
+
 class LaunchedKernel(Kernel, NativeCallable):
     """A kernel for CUDA with its launch configuration. Made by :func:`~fastexchange.fast_args`, ``launch=``.
 
@@ -142,6 +149,9 @@ class LaunchedKernel(Kernel, NativeCallable):
         functools.update_wrapper(self, kernel.py_func)
         self.cuda_kernel, self.on_cpu, self.py_func = kernel, on_cpu, kernel.py_func
         self.launch, self._launcher = launch, launcher_of(kernel, launch, what, out)
+        if isinstance(self._launcher, CudaLauncher):  # one of its own: others call the kernel's by numbers alone
+            self._launcher = CudaLauncher(kernel, self._launcher.configuration, self._launcher._stream)
+            self._launcher._seen = functools.partial(_call_seen, weakref.ref(self))
         self._kernel_options = options._replace(out=out, mutates=mutates)
         self._declared = OptionsOf(self._kernel_options, kernel.py_func)
         self._declared.check()
@@ -185,10 +195,6 @@ class LaunchedKernel(Kernel, NativeCallable):
         result = self._call_with_outputs(*args, **kwargs)
         self.prepare()
         return result
-
-    def _call_slowly(self, /, *args, **kwargs):
-        """Native code calls this for calls without outputs that a framework has to see."""
-        return self._call_with_outputs(*args, **kwargs)
 
     def _call_with_outputs(self, /, *args, **kwargs):
         """Allocate the outputs, and launch the kernel. Returns the outputs; the stream may not have executed it yet.

@@ -66,6 +66,8 @@ class CudaLauncher(NativeCallable):
         self._vectorcall = native_launch.own_call() if kernel.why_not else native_launch.vectorcall.address
         self._callbacks: list | None = None
         self._is_retired = False
+        self._seen: Any = None
+        """Makes a launch that a framework has to see, with these arguments; NotImplemented for any other. None: none is seen."""
         if configuration.stream is not None and configuration.stream not in DEFAULT_STREAMS:
             resets.retire_at_reset(self)
 
@@ -87,9 +89,9 @@ class CudaLauncher(NativeCallable):
         native.stream, native.is_mixed = stream, 1
         return native
 
-    def __call__(self, /, *args, **kwargs) -> None:
+    def __call__(self, /, *args, **kwargs):
         """Make the launch where native code does not."""
-        self._call_numba(*args, **kwargs)
+        return self._call_numba(*args, **kwargs)
 
     def __repr__(self):
         return f"<{self.kernel!r}[{self.configuration}]>"
@@ -162,23 +164,25 @@ class CudaLauncher(NativeCallable):
 
     # ---- called by native code
 
-    def _call_slowly(self, /, *args, **kwargs) -> None:
+    def _call_slowly(self, /, *args, **kwargs):
         """Learn an unknown launch, and make it."""
         from .resolve_launch import call
 
+        return self._call_by(call, args, kwargs)
+
+    def _call_by(self, call, args: tuple, kwargs: dict):
         self._check()
         bound = self.kernel._bound_arguments(args, kwargs)
+        if self._seen is not None and (result := self._seen(bound)) is not NotImplemented:
+            return result
         self.kernel._slow_calls += 1
-        call(self, bound)
+        return call(self, bound)
 
-    def _call_numba(self, /, *args, **kwargs) -> None:
+    def _call_numba(self, /, *args, **kwargs):
         """Make a launch that native code leaves to Python: an argument that it cannot read, or a launch for the package."""
         from .resolve_launch import call_otherwise
 
-        self._check()
-        bound = self.kernel._bound_arguments(args, kwargs)
-        self.kernel._slow_calls += 1
-        call_otherwise(self, bound)
+        return self._call_by(call_otherwise, args, kwargs)
 
     def _refused(self, position: int, errors: list[BaseException]):
         self.kernel._refused(position, errors)

@@ -50,7 +50,7 @@ def check_changed(kernel, bound: tuple) -> None:
     """Raise BufferError if a kernel would write to an array of JAX."""
     for position, value in enumerate(bound):
         name = kernel._parameters.name_of(position)
-        if name in kernel.mutates and any(type(each) is array_type() for _, each in flatten(position, value)):
+        if name in (kernel.mutates or ()) and any(type(each) is array_type() for _, each in flatten(position, value)):
             raise BufferError(
                 f"{kernel.__qualname__}(): argument {name!r} (position {position}) is written to, and JAX's arrays are "
                 "immutable: call it in a function that jax.jit compiles, where it returns the new value"

@@ -84,13 +84,21 @@ def compiled(kernel, samples: tuple) -> tuple[int, ...]:
 
     Raises TypeError for a kernel that native code cannot launch so, and what the compiler says of it.
     """
-    import jax
-
     check(kernel)
     keys = tuple(key for sample in samples for key in keys_of(sample))
-    for device in jax.local_devices(backend="cuda"):
+    for device in devices(kernel):
         learn(kernel, keys, samples, device.local_hardware_id)
     return keys
+
+
+def devices(kernel) -> list:
+    """JAX's GPUs. Raises TypeError if it has none."""
+    import jax
+
+    try:
+        return jax.local_devices(backend="cuda")
+    except RuntimeError as error:
+        raise TypeError(f"{kernel.__qualname__}() is a kernel for CUDA, and JAX has no GPU: {error}") from error
 
 
 def learn(kernel, keys: tuple[int, ...], samples: tuple, device: int | None = None) -> int:

@@ -272,6 +272,7 @@ def check_nothing_is_left(stub, torch_stub, cuda):
         for _ in range(1000):
             y = call(x, w)
         stub.clear()
+        gc.collect()
         assert allocated(stub) - before <= (512 if ON_GPU else 1) and sys.getrefcount(x) == references
         assert abs(len(gc.get_objects()) - objects) < 50
         address = y.data_ptr()
@@ -525,7 +526,7 @@ def check_random_shapes(stub, torch_stub, cuda):
     @cuda.jit
     def pad(x, k, y):
         i = cuda.grid(1)
-        if i < x.shape[0]:
+        if i < x.shape[0] and y.shape[1] > 0:
             y[i, 0] = x[i, 0]
 
     operator = pad.as_torch_op("fx_check::pad", launch=("(m + k - 1) // k, n", "k"), out="x[m, n], k -> y[m + 2 * k, n // 2]")

@@ -70,7 +70,7 @@ def test_what_is_no_kernel_or_no_launch(package, x):
     is_refused(lambda: fast_args(package.jit(lambda *args: None)), TypeError, "*args")
     is_refused(lambda: kernel(x), ValueError, "kernel[grid, block]")
     is_refused(lambda: kernel.bind(x), TypeError, "kernel[grid, block].bind")
-    is_refused(lambda: fast_args(kernel.dispatcher, out="x[n] -> y[n]"), TypeError, "returns nothing")
+    is_refused(lambda: fast_args(kernel.dispatcher, out="x[n] -> y[n]"), TypeError, "need launch=")
     is_refused(lambda: fast_args(kernel.dispatcher, parallel=True), TypeError, "'parallel'")
 
 

@@ -1,5 +1,6 @@
 """Kernels for CUDA in functions that JAX compiles, and with JAX's arrays. By frames made by hand where JAX has no GPU."""
 
+import functools
 import importlib
 import math
 import os
@@ -137,7 +138,7 @@ def test_several_threads(package, jax):
             assert np.array_equal(compiled(x, x), np.full(1000, 3.0 * number))
             assert np.array_equal(f(2.0, x, x), np.full(1000, 3.0 * number))
 
-    in_threads(calls, 4)
+    in_threads(*(functools.partial(calls, number) for number in range(4)))
 
 
 @gpu
@@ -165,6 +166,8 @@ def test_what_is_refused(package, jax):
         jax.jit(f)(2.0, x, x)
     with pytest.raises(ValueError, match="dimension n of its shape differs"):
         f(2.0, x, jax.numpy.ones(5))
+    with pytest.raises(TypeError, match="neither array, number, None nor tuple"):
+        f("text", x, x)
     with pytest.raises(TypeError, match="launch= is a Python function"):
         saxpy_of(package, lambda *args: 4)(2.0, x, x)
     with pytest.raises(TypeError, match="has a stream"):
