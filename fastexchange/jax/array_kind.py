@@ -56,7 +56,7 @@ from ..ground.native import (
 )
 from ..ground.once import for_ever, once
 from ..producers.python_side import python_side
-from .layout import WR_OBJECT, Layout, array_type, layout
+from .layout import WR_OBJECT, array_type, layout
 
 CDEF = """
 /* Where JAX's arrays have what is read in memory, and which are known: see `jax.layout`. */
@@ -479,16 +479,22 @@ _state = for_ever(ffi.new("fx_jax *"))
 llvmlite.binding.add_symbol("fastexchange_jax", address_of(_state))
 
 
-@once
-def _native():
-    """The ``fx_jax`` of this process."""
+def new_table():
+    """A new ``fx_jax``, which knows no array. Raises RuntimeError where the layout of JAX's arrays is not as expected."""
     found = layout()
-    assert isinstance(found, Layout)
+    if isinstance(found, str):
+        raise RuntimeError(found)
     known = for_ever(ffi.new("fx_known_array[]", GROUP * GROUPS))
-    _state[0] = {
+    return for_ever(ffi.new("fx_jax *", {
         "aval": found.aval, "aval_type": id(found.aval_type), "shape": found.shape, "dtype": found.dtype,
         "pointer_name": id(POINTER_NAME), "known": address_of(known),
-    }  # fmt: skip
+    }))  # fmt: skip
+
+
+@once
+def _native():
+    """The ``fx_jax`` of arrays on the CPU."""
+    _state[0] = new_table()[0]
     return _state
 
 

@@ -68,10 +68,10 @@ class _JAX(Framework):
 
         if kernel._is_numbas:
             return NotImplemented
-        if not is_traced(bound) and not is_functional():
-            check_changed(kernel, bound)
-            return NotImplemented if kernel._by_xla is None else kernel._by_xla.call_eagerly(kernel, bound)
-        return Traced(kernel, bound).make()
+        if is_traced(bound) or (kernel.mutates and is_functional()):
+            return Traced(kernel, bound).make()
+        check_changed(kernel, bound)
+        return NotImplemented if kernel._by_xla is None else kernel._by_xla.call_eagerly(kernel, bound)
 
     def path_of(self, value) -> str:
         from .xla_calls import is_traced

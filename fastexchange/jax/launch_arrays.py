@@ -3,7 +3,9 @@
 JAX's C++ function behind ``__dlpack__`` lets that stream wait until an array is computed, and does not wait itself. What XLA does
 with the array's memory later, on the same stream, comes behind the launch: also if the array is dropped at once, or donated.
 
-The export is given back before the launch: the array is alive until then, and its memory is XLA's own matter afterwards.
+The export is given back before the launch: the array is alive until then, and its memory is XLA's own matter afterwards. Of an
+array that was exported so before, and is in C order, JAX gives the address, and shape and dtype are read in memory: its work is
+before the launch on the stream already.
 
 Tried with JAX 0.11. An array that it does not export so (on several devices, deleted, of elements without a DLPack type), and any
 array where there are several GPUs, is exported by Python.
@@ -18,17 +20,28 @@ from .._abi import ffi
 from ..arguments import dunder
 from ..arguments.tensors import exported
 from ..cuda.array_interface import INTERFACE_BYTES, INTERFACE_EXTENTS, INTERFACE_OWNER, delete_interface
+from ..dispatch import structs
 from ..dispatch.runtime import runtime
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
+from ..ground.cpython import OB_ITEM, OB_SIZE
 from ..ground.dlpack import CUDA
-from ..ground.dltensor import DL_TENSOR, INTERFACE_STREAM, MAX_NDIM, READONLY, delete_managed, dl_tensor_at, managed_at
+from ..ground.dltensor import (
+    DL_TENSOR,
+    INTERFACE_STREAM,
+    MAX_NDIM,
+    READONLY,
+    delete_managed,
+    dl_tensor_at,
+    element_field,
+    managed_at,
+)
 from ..ground.native import address_of, global_address, load, native, stack, store, struct_at
 from ..ground.once import for_ever, once
 from ..ground.passing import reraise_passing
 from ..ground.pythonapi import PyCapsule_New
 from . import xla, xla_cuda
-from .array_kind import cleared_error
+from .array_kind import cleared_error, element_of, is_in_c_order, is_known, jax_at, new_table, note_known
 from .layout import array_type
 
 __all__ = ["learn", "why_not"]
@@ -40,6 +53,9 @@ typedef struct {
     int64_t named;              /* PyObject *: {"stream": …} */
     int64_t stream;             /* CUstream, XLA's */
     int64_t deleter;            /* of the exports */
+    int64_t number;             /* of the GPU */
+    int64_t runtime;            /* fx_runtime * */
+    int64_t arrays;             /* fx_jax *, whose known arrays are those that have been exported */
 } fx_jax_device;
 """
 jax_device_at = struct_at("fx_jax_device")
@@ -47,31 +63,60 @@ KIND = exported("jax", "JAX exports it for XLA's stream, without Python, in ever
 
 
 @native
-def copy_export(theirs, state, ob):
-    """A copy of an export that outlives it, and holds the array `ob`; 0 without memory, or if it is on no GPU."""
-    given = dl_tensor_at(theirs + DL_TENSOR)
-    if given.device.device_type != CUDA or given.ndim > MAX_NDIM:
-        return 0
-    at = c.PyMem_RawMalloc(INTERFACE_BYTES)
+def new_export(state, ob, ndim, field, data):
+    """A new export that holds the array `ob`, without its extents; 0 without memory. `field`: its dtype."""
+    at = c.PyMem_RawMalloc(INTERFACE_BYTES) if ndim <= MAX_NDIM else 0
     if at == 0:
         return 0
     managed = managed_at(at)
     managed.version.major, managed.version.minor = 1, 0
     managed.manager_ctx, managed.deleter, managed.flags = 0, state.deleter, READONLY
     tensor = managed.dl_tensor
-    tensor.data, tensor.byte_offset = given.data, given.byte_offset
-    tensor.device.device_type, tensor.device.device_id = given.device.device_type, given.device.device_id
-    tensor.ndim, tensor.shape, tensor.strides = given.ndim, at + INTERFACE_EXTENTS, 0
-    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = given.dtype.code, given.dtype.bits, given.dtype.lanes
+    tensor.data, tensor.byte_offset = data, 0
+    tensor.device.device_type, tensor.device.device_id = CUDA, state.number
+    tensor.ndim, tensor.shape, tensor.strides = ndim, at + INTERFACE_EXTENTS, 0
+    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = field & 0xFF, field >> 8, 1
+    store(at + INTERFACE_STREAM, state.stream)
+    store(at + INTERFACE_OWNER, ob)
+    c.incref(ob)
+    return at
+
+
+@native
+def export_known(state, ob):
+    """An export of a known array; 0 for any other."""
+    jax = jax_at(state.arrays)
+    is_read, data = is_known(jax, ob)
+    if not is_read:
+        return 0
+    key, _, shape = element_of(jax, structs.runtime_at(state.runtime), ob)
+    ndim = load(shape + OB_SIZE) if key != 0 else MAX_NDIM + 1
+    at = new_export(state, ob, ndim, key >> structs.DTYPE_SHIFT & structs.FIELD_MASK, data)
+    if at != 0:
+        for i in range(ndim):
+            store(at + INTERFACE_EXTENTS + 8 * i, c.PyLong_AsSsize_t(load(shape + OB_ITEM + 8 * i)))
+    return at
+
+
+@native
+def copy_export(theirs, state, ob):
+    """A copy of an export that outlives it; 0 without memory, or if it is on another device. Makes the array known."""
+    given = dl_tensor_at(theirs + DL_TENSOR)
+    if given.device.device_type != CUDA or given.device.device_id != state.number or given.dtype.lanes != 1:
+        return 0
+    data = given.data + types.intp(given.byte_offset)
+    at = new_export(state, ob, given.ndim, element_field(given), data)
+    if at == 0:
+        return 0
+    tensor = managed_at(at).dl_tensor
     if given.strides != 0:
         tensor.strides = at + INTERFACE_EXTENTS + 8 * MAX_NDIM
     for i in range(given.ndim):
         store(tensor.shape + 8 * i, load(given.shape + 8 * i))
         if given.strides != 0:
             store(tensor.strides + 8 * i, load(given.strides + 8 * i))
-    store(at + INTERFACE_STREAM, state.stream)
-    store(at + INTERFACE_OWNER, ob)
-    c.incref(ob)
+    if is_in_c_order(given):
+        note_known(jax_at(state.arrays), ob, data)
     return at
 
 
@@ -83,6 +128,10 @@ def managed_tensor_of_device_memory(ob, out):
     Raises: only exceptions that are no ``Exception``. GIL: held; released while JAX waits until it has enqueued the array's work.
     """
     state = jax_device_at(global_address("fastexchange_jax_device"))
+    known = export_known(state, ob)
+    if known != 0:
+        store(out, known)
+        return types.int32(0)
     arguments, theirs = stack(1), stack(1)
     store(arguments, ob)
     store(theirs, 0)
@@ -137,7 +186,8 @@ def _prepare() -> str:
     if not stream:
         return "XLA names no stream"
     state.function, state.named = id(for_ever(function)), id(for_ever({"stream": stream}))
-    state.stream, state.deleter = stream, delete_interface.address
+    state.stream, state.deleter, state.number = stream, delete_interface.address, devices[0].local_hardware_id
+    state.runtime, state.arrays = runtime().address, address_of(new_table())
     return ""
 
 

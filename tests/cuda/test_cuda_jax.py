@@ -8,8 +8,13 @@ import os
 import numpy as np
 import pytest
 from cuda_checks import in_threads
+from stub_processes import run_package
 
 from fastexchange import fast_args
+from fastexchange._abi import ffi
+from fastexchange.arguments.discovery import learn_type
+from fastexchange.ground.native import address_of
+from fastexchange.ground.pythonapi import PyCapsule_New
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 pytestmark = pytest.mark.both_packages
@@ -164,7 +169,7 @@ def test_what_is_refused(package, jax):
     x = jax.numpy.ones(4)
     with pytest.raises(TypeError, match=r"argument 'a' \(position 0\) is a number that JAX computes.*static_argnames"):
         jax.jit(f)(2.0, x, x)
-    with pytest.raises(ValueError, match="dimension n of its shape differs"):
+    with pytest.raises(ValueError, match=r"argument 'y'.*'n' is 4 in"):
         f(2.0, x, jax.numpy.ones(5))
     with pytest.raises(TypeError, match="neither array, number, None nor tuple"):
         f("text", x, x)
@@ -279,6 +284,76 @@ def test_what_the_driver_refuses_is_an_error_of_xla(package, stub, calls):
 
 
 # ---- JAX's arrays in launches ------------------------------------------------------------------------------------------------
+
+
+class Exports:
+    """In place of JAX's function: exports an array of JAX's on the CPU as one on the stub's device, at its address."""
+
+    def __init__(self, stream: int):
+        from fastexchange.jax import launch_arrays
+
+        self.streams, self._kept, self._state = [], [], launch_arrays.state
+        self._named = {"stream": stream}
+        self._state.function, self._state.named, self._state.stream = id(self), id(self._named), stream
+        self._state.deleter, self._state.number = launch_arrays.delete_interface.address, 0
+        self._state.runtime = launch_arrays.runtime().address
+        self._table = launch_arrays.new_table()
+        self._state.arrays = address_of(self._table)
+        learn_type(launch_arrays.array_type())
+        launch_arrays.runtime().entries.update(
+            launch_arrays.array_type(), interface=launch_arrays.managed_tensor_of_device_memory.address,
+            device_kind=launch_arrays.KIND,
+        )  # fmt: skip
+
+    def __call__(self, array, stream):
+        self.streams.append(stream)
+        managed, extents = ffi.new("DLManagedTensorVersioned *"), ffi.new("int64_t[]", [*array.shape, 0])
+        managed.version.major, tensor = 1, managed.dl_tensor
+        tensor.data, tensor.ndim, tensor.shape = ffi.cast("void *", array.unsafe_buffer_pointer()), array.ndim, extents
+        tensor.device, tensor.dtype = {"device_type": 2}, {"code": 2, "bits": 32, "lanes": 1}
+        self._kept.append((managed, extents))
+        return PyCapsule_New(address_of(managed), b"dltensor_versioned", None)
+
+
+EXPORTED = """
+import jax, numpy, sys
+from fastexchange import fast_args
+from test_cuda_jax import Exports, add_of
+from cuda_producers import ArrayInterface
+stream = cuda.stream()
+handle = int(getattr(stream.handle, "value", stream.handle))
+exports, f = Exports(handle), add_of(cuda)
+x, y = jax.numpy.ones((30, 4))[:, 0], jax.numpy.ones(30)
+out = ArrayInterface(stub, (30,), stream=handle)
+fast_args(cuda.jit(lambda out: None))[1, 1](out)  # its type is known then
+counts = [sys.getrefcount(x), sys.getrefcount(y)]
+for _ in range(3):
+    f[1, 32](x, y, out)
+    launch = stub.launches[-1]
+    words = [int.from_bytes(each, "little") for each in launch.parameters]
+    assert all(each.unsafe_buffer_pointer() in words for each in (x, y)) and launch.stream == handle
+    assert exports.streams == [handle] * 2, exports.streams  # each array once
+assert f.counts().slow == 1, f.counts()
+assert [sys.getrefcount(x), sys.getrefcount(y)] == counts
+y.delete()
+try:
+    f[1, 32](x, y, out)
+except BufferError:  # Python code is asked then, and here it says that JAX's arrays are on the CPU
+    pass
+else:
+    raise AssertionError("a deleted array is launched")
+for number in range(3000):  # more than are known
+    z = jax.numpy.full(30, number)
+    f[1, 32](x, jax.numpy.ones(30), out)
+assert f.counts().slow <= 3 and sys.getrefcount(x) == counts[0], f.counts()
+print("right")
+"""
+
+
+@pytest.mark.slow
+def test_what_is_exported_once_is_read_in_memory(package, stub):
+    pytest.importorskip("jax")
+    assert run_package(EXPORTED, package) == "right\n"
 
 
 def add_of(cuda):
