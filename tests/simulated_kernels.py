@@ -12,7 +12,7 @@ import numpy as np
 from numba import cuda
 
 from kernels.gpu import axpy, heat, histogram, rms_norm, softmax
-from kernels.gpu.common import Team
+from kernels.gpu.common import Team, given
 
 rng = np.random.default_rng(0)
 RTOL = {np.float32: 2e-6, np.float64: 1e-14}
@@ -38,11 +38,21 @@ class Simulator:
         return getattr(simulated(), name)
 
     def shfl_xor_sync(self, mask, value, distance):
+        return self._shuffled(mask, value, lambda lane: lane ^ distance)
+
+    def shfl_up_sync(self, mask, value, distance):
+        return self._shuffled(mask, value, lambda lane: lane - distance)
+
+    def shfl_down_sync(self, mask, value, distance):
+        return self._shuffled(mask, value, lambda lane: lane + distance)
+
+    def _shuffled(self, mask, value, source_of):
         assert mask == 0xFFFFFFFF
         number = threading.current_thread().thread_id
+        source = source_of(number % 32)
         self._given[number] = value
         self.syncthreads()
-        other = self._given[number ^ distance]
+        other = self._given[number - number % 32 + source] if 0 <= source < 32 else value
         self.syncthreads()
         return other
 
@@ -103,12 +113,12 @@ def test_rms_norm(number):
 
 
 def test_heat(number):
-    kernel = cuda.jit(heat.body(simulator, number))
-    for shape in ((19, 40), (1, 5), (2, 2), (3, 3), (5, 1)):
+    kernel = cuda.jit(given(heat.body(simulator, number), THREADS=64))
+    for shape in ((19, 100), (3, 64), (17, 65), (16, 33), (1, 5), (2, 2), (3, 3), (18, 1), (1, 1)):
         u = matrix(number, *shape)
         out, expected = np.zeros_like(u), u.copy()
         expected[1:-1, 1:-1] += number(0.2) * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * u[1:-1, 1:-1])
-        kernel[(2, 2), 32](u, 0.2, out)
+        kernel[(-(-shape[1] // 64), 1, 2), 64](u, 0.2, out)
         np.testing.assert_allclose(out, expected, 10 * RTOL[number], 10 * RTOL[number])
 
 

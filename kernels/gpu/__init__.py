@@ -16,6 +16,9 @@ out)``. That checks shapes, chooses grid and block, and launches on the stream o
 Rules that all of them keep: outputs come last and are given by the caller; inputs are only read; any memory layout is
 taken; what would read or write out of bounds is a ValueError, before anything is launched. An output must not overlap
 an input otherwise than its docstring allows: on a GPU that is not checked.
+
+Arithmetic is in the elements' type, float32 or float64, the wider one of a call's tensors; float16 and bfloat16 are computed
+in float32, and rounded once. That is another rule than that of the CPU's kernels, most of which compute in float64.
 """
 
 __all__ = ["axpy", "heat", "histogram", "rms_norm", "softmax"]

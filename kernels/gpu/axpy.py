@@ -1,6 +1,7 @@
-"""``out = a * x + y`` of vectors, four elements a thread.
+"""``out = a * x + y`` of vectors, two elements a thread.
 
-Source: see ``kernels.axpy``. Tested in ``tests/programs/test_kernels_gpu.py``.
+Source: see ``kernels.axpy``. Tested in ``tests/programs/test_kernels_gpu.py`` and
+``tests/cuda/test_cuda_gpu_kernels.py``.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from .common import THREADS, check, given, number_of
 cuda: Any = None  # given, as is the other
 number: Any = None
 
-VALUES = 4
+VALUES = 2
 """Elements of each thread, a block's threads apart."""
 
 

@@ -15,6 +15,7 @@ cuda: Any = None  # given, as are the others
 number: Any = None
 warps: Any = None
 join: Any = None
+shuffle: Any = None
 across: Any = None
 in_warp: Any = None
 
@@ -53,22 +54,29 @@ class Team(NamedTuple):
 
     @property
     def block(self) -> tuple[int, int]:
-        return self.threads, THREADS // WARP if self.threads == WARP else 1
+        return self.threads, WARPS if self.threads == WARP else 1
 
     def grid(self, rows: int) -> int:
         return -(-rows // self.block[1])
 
 
-MAX_VALUES = 16
+WARPS = 4
+"""In a block of several rows."""
 MAX_THREADS = 512
-"""Each of them may then have 128 registers."""
+MAX_REGISTERS = 64 * 1024 // MAX_THREADS
+"""Of a thread, so that such a block can run."""
+MAX_BYTES = 128
+"""Of a whole row, of each thread: a quarter of its registers."""
+VALUES_AT_A_TIME = 8
+"""Of a longer row."""
 
 
-def team_for(columns: int) -> Team:
-    """The team for rows of so many columns, at least one."""
-    values = min(_power_of_two(-(-columns // WARP)), MAX_VALUES)
-    threads = min(max(_power_of_two(-(-columns // values)), WARP), MAX_THREADS)
-    return Team(threads, values, columns <= threads * values)
+def team_for(columns: int, number) -> Team:
+    """The team for rows of so many columns, at least one, of a `number` each."""
+    threads = min(max(_power_of_two(-(-columns // 16)), WARP), MAX_THREADS)
+    values = _power_of_two(-(-columns // threads))
+    is_whole = values * np.dtype(number).itemsize <= MAX_BYTES
+    return Team(threads, values if is_whole else VALUES_AT_A_TIME, is_whole)
 
 
 def _power_of_two(number: int) -> int:
@@ -76,20 +84,30 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+def shuffles(cuda, number):
+    """Device functions of a `number` of each lane of a warp, and of a distance: what another lane has.
+
+    ``across``: the lane whose number differs by the bit `distance`; ``from_before``, ``from_after``: the lane that comes
+    so much before or after, or the lane itself if there is none. All lanes call them together.
+    """
+    made = {"across": cuda.shfl_xor_sync, "from_before": cuda.shfl_up_sync, "from_after": cuda.shfl_down_sync}
+    return {name: _device(cuda, _shuffled, number=number, shuffle=shuffle) for name, shuffle in made.items()}
+
+
 def reductions(cuda, number, threads):
     """``{"total": …, "largest": …}``: device functions that combine a `number` of each thread of a team.
 
     All threads of the block call them together, and all get the result.
     """
-
-    def device(function, **names):
-        return cuda.jit(device=True)(given(function, cuda=cuda, number=number, warps=threads // WARP, **names))
-
-    made = {}
-    for name, join in ("total", device(_sum)), ("largest", device(_larger)):
-        in_warp = device(_in_warp, join=join, across=device(_across))
-        made[name] = device(_reduced, in_warp=in_warp)
+    across, made = shuffles(cuda, number)["across"], {}
+    for name, join in ("total", _sum), ("largest", _larger):
+        in_warp = _device(cuda, _in_warp, join=_device(cuda, join), across=across)
+        made[name] = _device(cuda, _reduced, number=number, warps=threads // WARP, in_warp=in_warp)
     return made
+
+
+def _device(cuda, function, **names):
+    return cuda.jit(device=True)(given(function, cuda=cuda, **names))
 
 
 def _sum(a, b):
@@ -100,13 +118,12 @@ def _larger(a, b):
     return a if a > b else b
 
 
-def _across(value, distance):
-    """The value of the lane whose number differs by the bit `distance`."""
+def _shuffled(value, distance):
     own, other = cuda.local.array(1, number), cuda.local.array(1, number)
     own[0] = value
     own_words, other_words = own.view(np.int32), other.view(np.int32)
     for word in range(own_words.shape[0]):  # numba-cuda-mlir shuffles 32 bits; of float64 it would take the nearest float32
-        other_words[word] = cuda.shfl_xor_sync(ALL, own_words[word], distance)
+        other_words[word] = shuffle(ALL, own_words[word], distance)
     return other[0]
 
 

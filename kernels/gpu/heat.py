@@ -1,6 +1,7 @@
-"""One explicit time step of the heat equation on a 2-D grid, a column of eight points a thread.
+"""One explicit time step of the heat equation on a 2-D grid, a column of sixteen points a thread.
 
-Source: see ``kernels.heat``. Tested in ``tests/programs/test_kernels_gpu.py``.
+Source: see ``kernels.heat``. Tested in ``tests/programs/test_kernels_gpu.py`` and
+``tests/cuda/test_cuda_gpu_kernels.py``.
 """
 
 from typing import Any
@@ -9,12 +10,14 @@ import numpy as np
 
 from fastexchange import fast_args
 
-from .common import THREADS, check, given, number_of
+from .common import THREADS, WARP, check, given, number_of, shuffles
 
-cuda: Any = None  # given, as is the other
+cuda: Any = None  # given, as are the others
 number: Any = None
+from_before: Any = None
+from_after: Any = None
 
-POINTS = 8
+POINTS = 16
 """Of each thread, below each other. Threads stand side by side, as columns do in memory."""
 _HEIGHT = POINTS + 2
 MAX_BLOCKS = 65535
@@ -24,31 +27,37 @@ MAX_BLOCKS = 65535
 def _heat_step(u, r, out):
     rows, columns = out.shape
     j = cuda.grid(1)
-    if j >= columns:
-        return
-    factor, left, right = number(r), max(j - 1, 0), min(j + 1, columns - 1)
-    middle = cuda.local.array(_HEIGHT, number)
-    sides = cuda.local.array(POINTS, number)
-    first = cuda.blockIdx.y * POINTS
-    while first < rows:
-        for k in range(_HEIGHT):
-            i = min(max(first + k - 1, 0), rows - 1)
-            middle[k] = u[np.uintp(i), np.uintp(j)]
-        for k in range(POINTS):
-            i = min(first + k, rows - 1)
-            sides[k] = number(u[np.uintp(i), np.uintp(left)]) + number(u[np.uintp(i), np.uintp(right)])
-        for k in range(POINTS):
-            i, value = first + k, middle[k + 1]
-            if i < rows:
-                if left < j and j < right and i > 0 and i < rows - 1:
-                    value += factor * (middle[k] + middle[k + 2] + sides[k] - number(4) * value)
-                out[np.uintp(i), np.uintp(j)] = value
-        first += cuda.gridDim.y * POINTS
+    first = (cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y) * POINTS
+    lane = cuda.threadIdx.x % WARP
+    is_outer, is_inside = lane % (WARP - 1) == 0, 0 < j and j < columns - 1
+    # Outside of the grid the nearest point is read, and not used: all of a warp take part in shuffles.
+    column = min(j, columns - 1)
+    beside = min(max(j - 1 if lane == 0 else j + 1, 0), columns - 1)  # an outer lane's neighbour in another warp
+    middle, sides = cuda.local.array(_HEIGHT, number), cuda.local.array(POINTS, number)
+    for k in range(_HEIGHT):
+        i = min(max(first + k - 1, 0), rows - 1)
+        middle[k] = u[np.uintp(i), np.uintp(column)]
+    for k in range(POINTS):
+        i = min(first + k, rows - 1)
+        sides[k] = number(u[np.uintp(i), np.uintp(beside)]) if is_outer else number(0)
+    factor = number(r)
+    for k in range(POINTS):
+        i, value = first + k, middle[k + 1]
+        left, right = from_before(value, 1), from_after(value, 1)
+        left = sides[k] if lane == 0 else left
+        right = sides[k] if lane == WARP - 1 else right
+        if i < rows and j < columns:
+            if is_inside and 0 < i and i < rows - 1:
+                value += factor * (middle[k] + middle[k + 2] + left + right - number(4) * value)
+            out[np.uintp(i), np.uintp(j)] = value
 
 
 def body(cuda, number):
-    """The kernel ``heat_step(u, r, out)`` in `number`: a block's x for ``THREADS`` columns, a y for ``POINTS`` rows or more."""
-    return given(_heat_step, cuda=cuda, number=number)
+    """The kernel ``heat_step(u, r, out)`` in `number`, for blocks of ``THREADS``.
+
+    A block's x is for ``THREADS`` columns, its y, and after all of these its z, for ``POINTS`` rows.
+    """
+    return given(_heat_step, cuda=cuda, number=number, **shuffles(cuda, number))
 
 
 def make(cuda):
@@ -65,7 +74,8 @@ def make(cuda):
         check(tuple(u.shape) == tuple(out.shape), "u: its shape must be that of out")
         rows, columns = out.shape
         if rows and columns:
-            grid = -(-columns // THREADS), min(-(-rows // POINTS), MAX_BLOCKS)
+            down = -(-rows // POINTS)
+            grid = -(-columns // THREADS), min(down, MAX_BLOCKS), -(-down // MAX_BLOCKS)
             kernels[number_of(u, out)][grid, THREADS, stream](u, r, out)
 
     heat_step.kernels = kernels
