@@ -6,7 +6,6 @@ launched on the driver stub, too, so that it is known to work before it comes to
 
 import functools
 import gc
-import importlib
 import shutil
 import subprocess
 import sys
@@ -86,59 +85,6 @@ def copy(package):
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
-def axpy(torch, run, dtype) -> None:
-    for count in (1, 127, 4097):
-        for step in (1, 3):
-            x, y = (torch.randn(count * step, device="cuda", dtype=dtype)[::step] for _ in range(2))
-            out = torch.full_like(x, 7)
-            run(2.5, x, y, out)
-            torch.testing.assert_close(out, 2.5 * x + y)
-
-
-def histogram(torch, run, dtype) -> None:
-    bins = torch.randint(0, 50, (100_003,), device="cuda")
-    counts = torch.full((50,), 7, device="cuda", dtype=torch.int64)
-    run((bins + 0.5).to(dtype), 0.0, 50.0, counts)
-    assert torch.equal(counts, torch.bincount(bins, minlength=50))
-
-
-def of_matrices(torch, run, dtype, expected, others=lambda x: ()) -> None:
-    """Of sizes that are no multiple of a block, as they are and transposed; `others` stand between matrix and output."""
-    for shape in ((1, 1), (33, 257), (257, 1031)):
-        matrix = torch.randn(shape, device="cuda", dtype=dtype)
-        for x in (matrix, matrix.T):
-            out, given = torch.empty_like(x), others(x)
-            run(x, *given, out)
-            torch.testing.assert_close(out, expected(x, *given))
-
-
-def softmax(torch, run, dtype) -> None:
-    of_matrices(torch, run, dtype, lambda x: torch.softmax(x, -1))
-
-
-def rms_norm(torch, run, dtype) -> None:
-    normed = torch.nn.functional.rms_norm
-    of_matrices(torch, run, dtype, lambda x, weight, eps: normed(x, (x.shape[1],), weight, eps),
-                lambda x: (torch.rand(x.shape[1], device="cuda", dtype=dtype), 1e-6))  # fmt: skip
-
-
-def heat(torch, run, dtype) -> None:
-    def expected(x, step):
-        heated = x.clone()
-        heated[1:-1, 1:-1] += step * (x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:] - 4 * x[1:-1, 1:-1])
-        return heated
-
-    of_matrices(torch, run, dtype, expected, lambda x: (0.1,))
-
-
-@gpu
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("check", [axpy, histogram, softmax, rms_norm, heat], ids=lambda check: check.__name__)
-def test_kernels_of_this_repository(package, torch, dtype, check):
-    kernel = importlib.import_module(f"kernels.gpu.{check.__name__}").make(package)
-    check(torch, kernel, getattr(torch, dtype))
-
-
 @gpu
 def test_bound_launches_and_launches_for_tasks(copy, torch):
     x, y, out = torch.arange(5000.0, device="cuda"), torch.arange(5000.0, device="cuda") + 1, torch.zeros(5000, device="cuda")
@@ -497,7 +443,8 @@ def test_soak(package, tensors, stub_or_none, record_property):
 
 
 # ---- compute-sanitizer -----------------------------------------------------------------------------------------------
-SANITIZED = "repository or shared_memory or threads"
+KERNELS = str(Path(__file__).with_name("test_cuda_gpu_kernels.py"))
+SANITIZED = "gpu_kernels or shared_memory or threads"
 
 
 @gpu
@@ -506,7 +453,7 @@ def test_under_compute_sanitizer(torch):
     if tool is None:
         pytest.skip("compute-sanitizer is not installed")
     options = ["--error-exitcode", "9", "--report-api-errors", "no", sys.executable]  # those that matter are exceptions
-    command = [tool, *options, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", SANITIZED, __file__]
+    command = [tool, *options, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", SANITIZED, __file__, KERNELS]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
     assert "passed" in done.stdout

@@ -1,0 +1,200 @@
+"""The kernels of ``kernels/gpu`` on a device: against PyTorch in their own arithmetic, and histograms count for count.
+
+Each pair of dtype and layout is a compilation, as is each way to split a row: there are as many here as differ in what they do.
+"""
+
+import functools
+import importlib
+import math
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.both_packages, pytest.mark.gpu]
+DTYPES = ["float32", "float64", "float16", "bfloat16"]
+LONG = 20_001
+"""A row that is read twice, in each dtype."""
+
+
+@pytest.fixture
+def torch():
+    found = pytest.importorskip("torch")
+    if not found.cuda.is_available():
+        pytest.skip(f"PyTorch {found.__version__} sees no GPU, though there is a driver with a device")
+    found.manual_seed(0)
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(package):
+    """A kernel of a name, the same for all tests."""
+    return functools.cache(lambda name: importlib.import_module(f"kernels.gpu.{name}").make(package))
+
+
+def computed(torch, x):
+    """As the kernels compute with it."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def check(torch, out, expected, **tolerances):
+    torch.testing.assert_close(out, expected.to(out.dtype), equal_nan=True, **tolerances)
+
+
+def noise(torch, dtype, *shape):
+    return torch.randn(shape, device="cuda").to(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_axpy(torch, made, dtype):
+    for count in (0, 1, 511, 4097):
+        for step in (1, 3) if dtype == "float32" else (1,):
+            x, y = (noise(torch, dtype, count * step)[::step] for _ in range(2))
+            out, expected = torch.full_like(x, 7), 2.5 * computed(torch, x) + computed(torch, y)
+            made("axpy")(2.5, x, y, out)
+            check(torch, out, expected)
+            made("axpy")(2.5, x, y, x)
+            check(torch, x, expected)
+
+
+def shapes(dtype):
+    """Of rows that one warp has, that a block keeps, and that are read twice."""
+    return [(33, 257), (3, LONG), *([(1, 1), (5, 8201)] if dtype == "float32" else [])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_softmax(torch, made, dtype):
+    softmax = made("softmax")
+    for shape in shapes(dtype):
+        x = noise(torch, dtype, *shape) * 8
+        expected, out = torch.softmax(computed(torch, x), -1), torch.full_like(x, 7)
+        softmax(x, out)
+        check(torch, out, expected)
+        softmax(x, x)
+        assert torch.equal(x, out)
+
+
+@pytest.mark.parametrize("columns", [257, LONG])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_softmax_of_infinities_and_nan(torch, made, dtype, columns):
+    x = noise(torch, dtype, 8, columns)
+    x[0, 5], x[1, columns - 1], x[2] = math.nan, math.inf, -math.inf
+    x[3, 1:] = x[4, :-1] = x[5, ::2] = -math.inf
+    x[6] += 200  # whose exponentials overflow
+    out = torch.full_like(x, 7)
+    made("softmax")(x, out)
+    assert out[:3].isnan().all()
+    check(torch, out, torch.softmax(computed(torch, x), -1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm(torch, made, dtype):
+    rms_norm = made("rms_norm")
+    for shape in shapes(dtype):
+        x, weight = noise(torch, dtype, *shape), noise(torch, dtype, shape[1])
+        x[0, 0] = math.nan
+        exact = x.double()
+        expected = exact * torch.rsqrt((exact**2).mean(-1, keepdim=True) + 1e-5) * weight.double()
+        out = torch.full_like(x, 7)
+        rms_norm(x, weight, 1e-5, out)
+        check(torch, out, expected)
+        assert out[0].isnan().all() and not out[1:].isnan().any()
+        rms_norm(x, weight, 1e-5, x)
+        torch.testing.assert_close(x, out, rtol=0, atol=0, equal_nan=True)
+
+
+def heated(u, r):
+    found = u.clone()
+    found[1:-1, 1:-1] += r * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * u[1:-1, 1:-1])
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heat(torch, made, dtype):
+    """Around the edges of warps, of blocks and of what a thread has; one row, one column; more rows than a grid's y is for."""
+    small = (1, 1), (1, 70), (70, 1), (2, 2), (3, 3), (15, 31), (16, 32), (17, 33), (18, 34)
+    for shape in (*small, (50, 256), (50, 257), (49, 515), (65535 * 16 + 17, 3)):
+        u = noise(torch, dtype, *shape)
+        out = torch.full_like(u, 7)
+        made("heat")(u, 0.2, out)
+        check(torch, out, heated(computed(torch, u), 0.2))
+
+
+def test_heat_of_any_strides(torch, made):
+    buffer, target = noise(torch, "float32", 300, 200), torch.full((600, 150), 7.0, device="cuda")
+    u, out = buffer.flip(0)[::3, ::2].T, target[::6, :100].T
+    made("heat")(u, 0.2, out)
+    check(torch, out, heated(u, 0.2))
+    target[::6, :100] = 7
+    assert (target == 7).all()  # nothing else was written
+
+
+@pytest.mark.parametrize("name", ["softmax", "rms_norm"])
+def test_rows_of_any_strides(torch, made, name):
+    x, weight = noise(torch, "float32", 257, 66).T[::2], noise(torch, "float32", 257)
+    if name == "softmax":
+        given, expected = (x,), torch.softmax(x, -1)
+    else:
+        given, expected = (x, weight, 1e-5), torch.nn.functional.rms_norm(x, weight.shape, weight, 1e-5)
+    target = torch.full((257, 99), 7.0, device="cuda")
+    out = target.T[::3]
+    made(name)(*given, out)
+    check(torch, out, expected)
+    out[:] = 7
+    assert (target == 7).all()
+
+
+@pytest.mark.parametrize("name", ["softmax", "rms_norm", "heat", "axpy"])
+def test_nothing_to_write(torch, made, name):
+    for shape in ((0,),) if name == "axpy" else ((0, 5), (5, 0)):
+        x = torch.empty(shape, device="cuda")
+        weight = torch.ones(shape[-1], device="cuda")
+        given = {"softmax": (x,), "rms_norm": (x, weight, 1e-5), "heat": (x, 0.2), "axpy": (2.0, x, x)}
+        made(name)(*given[name], torch.empty_like(x))
+    torch.cuda.synchronize()
+
+
+BINS = {
+    "fractions": (10, -0.3, 0.7), "whole numbers": (256, 0.0, 256.0), "one": (1, 0.1, 0.2), "near one": (9, 1.0, 1.0 + 1e-6),
+    "the smallest": (3, 0.0, 3e-45), "many": (56 * 1024, -1.0, 1.0), "far from 0": (100, 1000.0, 1001.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BINS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_histogram_count_for_count(torch, made, dtype, case):
+    """Values on edges, next to them, and between; what is outside, infinite or NaN is not counted."""
+    bins, low, high = BINS[case]
+    number = np.dtype(dtype).type
+    edges = np.linspace(low, high, bins + 1).astype(number)
+    between = np.random.default_rng(0).uniform(low - (high - low) / 9, high + (high - low) / 9, 200_001).astype(number)
+    beside = [np.nextafter(edges, number(sign * math.inf)) for sign in (-1, 1)]
+    values = np.concatenate([between, np.tile(edges, 3), *beside, np.array([math.nan, math.inf, -math.inf, -0.0], number)])
+    check_counts(torch, made, torch.tensor(values, device="cuda"), edges, low, high)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_histogram_of_halves(torch, made, dtype):
+    """Edges are those of float32."""
+    x = torch.rand(100_003, device="cuda").to(getattr(torch, dtype))
+    check_counts(torch, made, x, np.linspace(0, 1, 65).astype(np.float32), 0.0, 1.0)
+
+
+@pytest.mark.parametrize("values", [[], [0.5], [1.0], [2.0], [math.nan]], ids=str)
+def test_histogram_of_at_most_one_value(torch, made, values):
+    x = torch.tensor(values, device="cuda", dtype=torch.float32)
+    check_counts(torch, made, x, np.linspace(0, 1, 3).astype(np.float32), 0.0, 1.0)
+
+
+def test_histogram_of_any_strides(torch, made):
+    x = torch.rand(100_003, device="cuda")[5::7]
+    check_counts(torch, made, x, np.linspace(0, 1, 11).astype(np.float32), 0.0, 1.0)
+
+
+def check_counts(torch, made, x, edges, low, high):
+    bins = len(edges) - 1
+    out = torch.full((bins,), 7, device="cuda", dtype=torch.int64)
+    made("histogram")(x, low, high, out)
+    values, exact = x.double().cpu().numpy(), edges.astype(np.float64)
+    inside = values[(values >= exact[0]) & (values <= exact[-1])]
+    places = np.minimum(np.searchsorted(exact, inside, "right") - 1, bins - 1)
+    np.testing.assert_array_equal(out.cpu().numpy(), np.bincount(places, minlength=bins))
