@@ -45,16 +45,15 @@ def cases(torch, log_size: int) -> list[Case]:
     """For arrays of ``2**log_size`` float32."""
     n = 1 << log_size
     x, y, out = (torch.randn(n, device="cuda") for _ in range(3))
-    weights = torch.rand(n // 1024, device="cuda")
     uniform, counts = torch.rand(n, device="cuda"), torch.zeros(256, dtype=torch.int64, device="cuda")
-    of_equal = torch.full((n,), 0.3, device="cuda")
+    of_equal, on_edges = torch.full((n,), 0.3, device="cuda"), (uniform * 256).floor_().div_(256)
     normed = torch.nn.functional.rms_norm
     found = [
         Case("axpy", f"{n}", "torch.add(out=)", 12 * n, lambda run: run(2.5, x, y, out),
              lambda: torch.add(y, x, alpha=2.5, out=out)),
     ]  # fmt: skip
-    for columns in (128, 4096, n // 1024):
-        u, to, weight = x.view(-1, columns), out.view(-1, columns), weights[:columns]
+    for columns in sorted({128, 4096, 16384, n // 1024}):
+        u, to, weight = x.view(-1, columns), out.view(-1, columns), uniform[:columns]
         data = " x ".join(map(str, u.shape))
         found += [
             Case("softmax", data, "torch.softmax(out=)", 8 * n, lambda run, u=u, to=to: run(u, to),
@@ -66,7 +65,7 @@ def cases(torch, log_size: int) -> list[Case]:
     found.append(
         Case("heat", " x ".join(map(str, grid.shape)), "a copy", 8 * n, lambda run: run(grid, 0.2, to), lambda: to.copy_(grid))
     )
-    for name, values in ("uniform", uniform), ("all equal", of_equal):
+    for name, values in ("uniform", uniform), ("all equal", of_equal), ("each on an edge", on_edges):
         found.append(
             Case("histogram", f"{n}, {name}, 256 bins", "torch.histc", 4 * n,
                  lambda run, values=values: run(values, 0.0, 1.0, counts),
@@ -118,13 +117,9 @@ def main() -> int:
             speeds = [f"{case.size / times[each].median / 1e9:.2f}" for each in (name, "theirs")]
             ratio = times["theirs"] / times[name]
             lines.append((case.kernel, case.data, name, case.operator, *speeds, *report.cells(ratio, 2)))
-            entries.append(
-                {
-                    "kernel": case.kernel, "data": case.data, "package": name, "operator": case.operator,
-                    "bytes": case.size, "ours_ms": times[name].median, "theirs_ms": times["theirs"].median,
-                    "ratio": ratio.median, "ratio_iqr": ratio.spread,
-                }
-            )  # fmt: skip
+        for name, samples in times.items():
+            result = files.result(f"{case.kernel}/{case.data}/{name}", samples * 1e6, case.operator if name == "theirs" else name)
+            entries.append(result | {"kernel": case.kernel, "data": case.data, "who": name, "bytes": case.size})
     print(f"{files.headline(machine)}; {machine['device']['name']}; medians of {options.rounds} rounds\n")
     heads = ("kernel", "data", "package", "compared with", "TB/s", "theirs", "ratio", "IQR")
     print(report.table(heads, lines, left=(0, 1, 2, 3)))

@@ -71,6 +71,19 @@ def test_a_run_is_written_and_read_back(perf, tmp_path):
     assert all((again[key].values == times[key].values).all() for key in times)
 
 
+def test_the_table_of_kernels_for_a_gpu(perf, tmp_path):
+    table, file = perf("gpu_kernels_table"), tmp_path / "run.json"
+    results = []
+    for who, median in {"theirs": 2e6, "numba-cuda": 1e6, "numba-cuda-mlir": 4e6}.items():
+        result = files.result(f"axpy/9/{who}", scattered(median), "torch.add" if who == "theirs" else who)
+        results.append(result | {"kernel": "axpy", "data": "9", "who": who, "bytes": 3_000_000_000})
+    device = {"name": "a GPU", "driver": 13000}
+    files.write(file, files.machine() | {"date": "2030-01-02", "device": device}, 3, results)
+    head, *_, row = table.table(file).splitlines()
+    assert "a GPU" in head and "2030-01-02" in head and "[run.json](results/run.json)" in head
+    assert row == "| axpy | 9 | torch.add | 1.50 | 3.00 (2.0 x) | 0.75 (0.50 x) |"
+
+
 def test_the_table_has_ratios_of_its_run_and_leaves_out_what_was_not_measured(perf, monkeypatch, tmp_path):
     table = perf("table")
     monkeypatch.setattr(table, "ROOT", tmp_path)
