@@ -37,12 +37,12 @@ class Simulator:
     def __getattr__(self, name):
         return getattr(simulated(), name)
 
-    def shfl_xor_sync(self, mask, value, distance):
-        assert mask == 0xFFFFFFFF
+    def shfl_sync(self, mask, value, lane):
+        assert mask == 0xFFFFFFFF and 0 <= lane < 32
         number = threading.current_thread().thread_id
         self._given[number] = value
         self.syncthreads()
-        other = self._given[number ^ distance]
+        other = self._given[number & ~31 | lane]
         self.syncthreads()
         return other
 

@@ -15,7 +15,7 @@ cuda: Any = None  # given, as are the others
 number: Any = None
 warps: Any = None
 join: Any = None
-across: Any = None
+of_lane: Any = None
 in_warp: Any = None
 
 WARP = 32
@@ -76,6 +76,11 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+def lanes(cuda, number):
+    """A device function ``of_lane(value, lane)``: the `number` that another lane of the warp gives. All lanes call it."""
+    return cuda.jit(device=True)(given(_of_lane, cuda=cuda, number=number))
+
+
 def reductions(cuda, number, threads):
     """``{"total": …, "largest": …}``: device functions that combine a `number` of each thread of a team.
 
@@ -87,7 +92,7 @@ def reductions(cuda, number, threads):
 
     made = {}
     for name, join in ("total", device(_sum)), ("largest", device(_larger)):
-        in_warp = device(_in_warp, join=join, across=device(_across))
+        in_warp = device(_in_warp, join=join, of_lane=lanes(cuda, number))
         made[name] = device(_reduced, in_warp=in_warp)
     return made
 
@@ -100,20 +105,20 @@ def _larger(a, b):
     return a if a > b else b
 
 
-def _across(value, distance):
-    """The value of the lane whose number differs by the bit `distance`."""
+def _of_lane(value, lane):
     own, other = cuda.local.array(1, number), cuda.local.array(1, number)
     own[0] = value
     own_words, other_words = own.view(np.int32), other.view(np.int32)
     for word in range(own_words.shape[0]):  # numba-cuda-mlir shuffles 32 bits; of float64 it would take the nearest float32
-        other_words[word] = cuda.shfl_xor_sync(ALL, own_words[word], distance)
+        other_words[word] = cuda.shfl_sync(ALL, own_words[word], lane)
     return other[0]
 
 
 def _in_warp(value, distance):
     """Each lane's value joined with those of the lanes whose numbers differ by bits up to `distance`."""
+    lane = cuda.threadIdx.x % WARP
     while distance > 0:
-        value = join(value, across(value, distance))
+        value = join(value, of_lane(value, lane ^ distance))
         distance >>= 1
     return value
 

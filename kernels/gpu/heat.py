@@ -1,4 +1,4 @@
-"""One explicit time step of the heat equation on a 2-D grid, a column of eight points a thread.
+"""One explicit time step of the heat equation on a 2-D grid, a column of sixteen points a thread.
 
 Source: see ``kernels.heat``. Tested in ``tests/programs/test_kernels_gpu.py``.
 """
@@ -9,13 +9,16 @@ import numpy as np
 
 from fastexchange import fast_args
 
-from .common import THREADS, check, given, number_of
+from .common import THREADS, WARP, check, given, lanes, number_of
 
-cuda: Any = None  # given, as is the other
+cuda: Any = None  # given, as are the others
 number: Any = None
+of_lane: Any = None
 
-POINTS = 8
-"""Of each thread, below each other. Threads stand side by side, as columns do in memory."""
+POINTS = 16
+"""Of each thread, below each other. Threads stand side by side, as columns do in memory: a point's neighbours there are the
+threads' beside, which give them; only the outermost ones of a warp read what lies beside it.
+"""
 _HEIGHT = POINTS + 2
 MAX_BLOCKS = 65535
 """Of a grid, in y."""
@@ -23,32 +26,38 @@ MAX_BLOCKS = 65535
 
 def _heat_step(u, r, out):
     rows, columns = out.shape
-    j = cuda.grid(1)
-    if j >= columns:
-        return
-    factor, left, right = number(r), max(j - 1, 0), min(j + 1, columns - 1)
+    j, lane = cuda.grid(1), cuda.threadIdx.x % WARP
+    column = min(j, columns - 1)  # all lanes of a warp take part
+    beside = max(j - 1, 0) if lane == 0 else j + 1
+    is_outermost = (lane == 0 or lane == WARP - 1) and beside < columns
+    factor = number(r)
     middle = cuda.local.array(_HEIGHT, number)
     sides = cuda.local.array(POINTS, number)
     first = cuda.blockIdx.y * POINTS
     while first < rows:
         for k in range(_HEIGHT):
             i = min(max(first + k - 1, 0), rows - 1)
-            middle[k] = u[np.uintp(i), np.uintp(j)]
+            middle[k] = u[np.uintp(i), np.uintp(column)]
         for k in range(POINTS):
             i = min(first + k, rows - 1)
-            sides[k] = number(u[np.uintp(i), np.uintp(left)]) + number(u[np.uintp(i), np.uintp(right)])
+            sides[k] = u[np.uintp(i), np.uintp(beside)] if is_outermost else number(0)
         for k in range(POINTS):
             i, value = first + k, middle[k + 1]
-            if i < rows:
-                if left < j and j < right and i > 0 and i < rows - 1:
-                    value += factor * (middle[k] + middle[k + 2] + sides[k] - number(4) * value)
+            left, right = of_lane(value, (lane - 1) % WARP), of_lane(value, (lane + 1) % WARP)
+            if lane == 0:
+                left = sides[k]
+            if lane == WARP - 1:
+                right = sides[k]
+            if i < rows and j < columns:
+                if 0 < j and j < columns - 1 and i > 0 and i < rows - 1:
+                    value += factor * (middle[k] + middle[k + 2] + (left + right) - number(4) * value)
                 out[np.uintp(i), np.uintp(j)] = value
         first += cuda.gridDim.y * POINTS
 
 
 def body(cuda, number):
     """The kernel ``heat_step(u, r, out)`` in `number`: a block's x for ``THREADS`` columns, a y for ``POINTS`` rows or more."""
-    return given(_heat_step, cuda=cuda, number=number)
+    return given(_heat_step, cuda=cuda, number=number, of_lane=lanes(cuda, number))
 
 
 def make(cuda):

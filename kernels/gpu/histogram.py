@@ -15,10 +15,11 @@ from .common import check, given, number_of
 cuda: Any = None  # given, as are the others
 number: Any = None
 counter: Any = None
+rounding: Any = None
 edge: Any = None
 
 THREADS = 1024
-VALUES = 4
+VALUES = 8
 """Of each thread at a time."""
 MAX_BLOCKS = 264
 MAX_BINS = 56 * 1024
@@ -46,6 +47,8 @@ def _count(x, low, high, out):
     cuda.syncthreads()
     width = (high - low) / bins
     first, last, scale = number(low), number(high), number(bins / (high - low))
+    near = number(rounding * (max(abs(low), abs(high)) * scale + bins))  # more than a position below may be wrong by
+    far = number(1) - near
     values = cuda.local.array(VALUES, number)
     for start in range(cuda.blockIdx.x * THREADS * VALUES + thread, n, cuda.gridDim.x * THREADS * VALUES):
         for v in range(VALUES):
@@ -54,11 +57,14 @@ def _count(x, low, high, out):
         for v in range(VALUES):
             value = values[v]
             if value >= first and value <= last:
-                k = min(max(np.int32((value - first) * scale), 0), bins - 1)  # or next to it: roundings differ
-                while k > 0 and value < edge(k, width, low):
-                    k -= 1
-                while k < bins - 1 and value >= edge(k + 1, width, low):
-                    k += 1
+                position = (value - first) * scale
+                k = min(max(np.int32(position), 0), bins - 1)
+                part = position - number(k)
+                if not (part > near and part < far):  # an edge is near: it decides
+                    while k > 0 and value < edge(k, width, low):
+                        k -= 1
+                    while k < bins - 1 and value >= edge(k + 1, width, low):
+                        k += 1
                 cuda.atomic.add(counts, k, 1)
     cuda.syncthreads()
     for k in range(thread, bins, THREADS):
@@ -72,7 +78,7 @@ def body(cuda, number):
     `count` is for blocks of ``THREADS`` with 4 bytes of dynamic shared memory for each bin. Edges are rounded to
     `number`, the floating type of the values.
     """
-    names = {"cuda": cuda, "number": number, "counter": cuda.types.int32}
+    names = {"cuda": cuda, "number": number, "counter": cuda.types.int32, "rounding": float(4 * np.finfo(number).eps)}
     names["edge"] = cuda.jit(device=True)(given(_edge, **names))
     return given(_clear, **names), given(_count, **names)
 

@@ -19,18 +19,40 @@ cuda: Any = None  # given, as are the others
 number: Any = None
 threads: Any = None
 values: Any = None
-is_whole: Any = None
 total: Any = None
 largest: Any = None
 
 LOWEST = -math.inf
 
 
-def _softmax(x, out):
+def _whole(x, out):
+    """Rows that a team keeps: read once."""
     row, thread = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y, cuda.threadIdx.x
     rows, columns = out.shape
     if row >= rows:  # of a whole warp
         return
+    kept = cuda.local.array(values, number)
+    own, partial = number(LOWEST), number(0)
+    for k in range(values):
+        j = thread + k * threads
+        kept[k] = number(x[np.uintp(row), np.uintp(j)]) if j < columns else number(LOWEST)
+    for k in range(values):
+        own = max(own, kept[k])
+    top = largest(own)
+    for k in range(values):
+        kept[k] = math.exp(kept[k] - top)
+        partial += kept[k]
+    scale = number(1) / total(partial)
+    for k in range(values):
+        j = thread + k * threads
+        if j < columns:
+            out[np.uintp(row), np.uintp(j)] = kept[k] * scale
+
+
+def _in_parts(x, out):
+    """Longer rows: read twice."""
+    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    columns = out.shape[1]
     kept = cuda.local.array(values, number)
     own, partial = number(LOWEST), number(0)  # the largest of this thread's elements; its sum, relative to that
     for first in range(thread, columns, threads * values):
@@ -43,27 +65,24 @@ def _softmax(x, out):
         origin = own if own > LOWEST else number(0)
         partial *= math.exp(before - origin)
         for k in range(values):
-            kept[k] = math.exp(kept[k] - origin)
-            partial += kept[k]
+            partial += math.exp(kept[k] - origin)
     top = largest(own)
-    share = math.exp(own - top)
-    scale = number(1) / total(partial * share)
+    scale = number(1) / total(partial * math.exp(own - top))
     for first in range(thread, columns, threads * values):
-        if not is_whole:
-            for k in range(values):
-                j = first + k * threads
-                if j < columns:
-                    kept[k] = x[np.uintp(row), np.uintp(j)]
         for k in range(values):
             j = first + k * threads
             if j < columns:
-                shifted = kept[k] * share if is_whole else math.exp(kept[k] - top)
-                out[np.uintp(row), np.uintp(j)] = shifted * scale
+                kept[k] = x[np.uintp(row), np.uintp(j)]
+        for k in range(values):
+            j = first + k * threads
+            if j < columns:
+                out[np.uintp(row), np.uintp(j)] = math.exp(kept[k] - top) * scale
 
 
 def body(cuda, number, team: Team):
     """The kernel ``softmax(x, out)`` in `number`, for ``team.grid(rows)`` blocks of ``team.block``."""
-    return given(_softmax, cuda=cuda, number=number, **team._asdict(), **reductions(cuda, number, team.threads))
+    function, given_names = _whole if team.is_whole else _in_parts, reductions(cuda, number, team.threads)
+    return given(function, cuda=cuda, number=number, threads=team.threads, values=team.values, **given_names)
 
 
 def make(cuda):
