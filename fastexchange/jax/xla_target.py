@@ -75,7 +75,10 @@ _named: dict[str, Any] = {}
 def _base_name(kernel) -> str:
     """A kernel's name without a number: its function's, and a digest of what it declares, and of the values of its closure."""
     function = kernel.py_func
-    declared = list(inspect.signature(function).parameters), kernel.out, kernel.mutates, kernel.storage, closure_of(function)
+    declared = (
+        list(inspect.signature(function).parameters), kernel.out, kernel.mutates, kernel.storage, closure_of(function),
+        *(() if kernel._by_xla is None else (kernel.launch,)),
+    )  # fmt: skip
     digest = hashlib.sha256(repr(declared).encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{function.__module__}.{function.__qualname__}#{digest}"
 
