@@ -11,6 +11,7 @@ import sys
 import weakref
 from types import BuiltinFunctionType
 
+import numpy as np
 from numba import types
 
 from ..calls.compile_ahead import arguments_of, signature_in
@@ -31,6 +32,7 @@ from ..ground.omitted import OMITTED
 from ..ground.once import cached_property
 from ..ground.parameters import flatten
 from ..ground.safe_repr import shown, type_name
+from ..jax.xla_target import is_registered
 from ..producers.framework import framework_that_sees
 from ..torch.boxed_kernel import FAILED, LEFT, MADE, boxed_at
 from ..torch.traced import asks_is_traced, is_traced
@@ -160,6 +162,8 @@ class LaunchedKernel(Kernel, NativeCallable):
         if out is not None:
             self.__signature__ = self._declared.signature
         launched[id(self)] = self
+        if is_registered():
+            self._by_xla.why_no_handler()
 
     @cached_property  # one for all threads
     def _native(self) -> _Context:
@@ -173,13 +177,6 @@ class LaunchedKernel(Kernel, NativeCallable):
         _learn_to_make()
         self._context = self._native.address
         self._vectorcall = self._native.vectorcall  # last: Ctrl-C may come between any two statements
-
-    @functools.cached_property
-    def _empty(self):
-        """Makes the outputs of a call with these tensors of PyTorch."""
-        from ..torch.schema import fake_of, schema_of
-
-        return fake_of(self, schema_of(self.py_func, self._pattern, self.mutates or (), self.__qualname__))
 
     @asks_is_traced
     def __call__(self, /, *args, **kwargs):
@@ -215,37 +212,48 @@ class LaunchedKernel(Kernel, NativeCallable):
         given = [self._parameters.defaults.get(i, value) if value is OMITTED else value for i, value in enumerate(bound)]
         if self._pattern is None:
             return tuple(given)
-        first = len(bound) - len(self._pattern.outputs)
-        self._check_framework(bound)
-        made = self._empty(*given[:first], *[None if each is OMITTED else each for each in given[first:]])
-        new = made if isinstance(made, tuple) else (made,)
-        outputs = [self._output(first + i, old, fresh) for i, (old, fresh) in enumerate(zip(bound[first:], new, strict=True))]
-        return (*given[:first], *outputs)
+        numbers = self._pattern.values_of(bound, self._parameters.defaults, self.__qualname__)
+        inputs = [self._shape_of(each.position, given[each.position]) for each in self._pattern.inputs]
+        for output, shape in zip(self._pattern.outputs, self._pattern.shapes_of(numbers, inputs, self.__qualname__), strict=True):
+            value = given[output.position]
+            if value is OMITTED or value is None:
+                given[output.position] = self._new(output.position, shape, given)
+            elif self._shape_of(output.position, value) != shape:
+                raise ValueError(
+                    f"{self._argument(output.position)}: its shape is {tuple(value.shape)}, and must be {shape} ({self._pattern})"
+                )
+        return tuple(given)
 
-    def _output(self, position: int, given, made):
-        """The output of a call: `made`, or what is given for it. Raises ValueError if that has another shape."""
-        if given is OMITTED or given is None:
-            return made
-        if tuple(given.shape) != tuple(made.shape):
-            where = f"{self.__qualname__}(): argument {self._parameters.names[position]!r} (position {position})"
-            raise ValueError(f"{where}: its shape is {tuple(given.shape)}, and must be {tuple(made.shape)} ({self._pattern})")
-        return given
+    def _argument(self, position: int) -> str:
+        return f"{self.__qualname__}(): argument {self._parameters.names[position]!r} (position {position})"
+
+    def _shape_of(self, position: int, value) -> tuple[int, ...]:
+        """The shape of an argument. Raises TypeError if it is no tensor."""
+        shape = getattr(value, "shape", None)
+        if shape is None:
+            shape = getattr(value, "__cuda_array_interface__", {}).get("shape")
+        if shape is None or isinstance(value, (type, np.generic)):
+            raise TypeError(f"{self._argument(position)} is a tensor in {str(self._pattern)!r}, not {type_name(type(value))}")
+        return tuple(map(int, shape))
 
     def _call_seen(self, bound: tuple):
         """Make a call that a framework has to see. NotImplemented for any other call."""
         framework = framework_that_sees(self, [each for i, value in enumerate(bound) for _, each in flatten(i, value)])
         return framework.call(self, bound) if framework is not None else NotImplemented
 
-    def _check_framework(self, bound: tuple) -> None:
-        """Raise TypeError for a call whose outputs nobody allocates."""
-        position = self._pattern.inputs[0].position
-        like = bound[position]
-        if not hasattr(like, "__torch_function__"):
+    def _new(self, position: int, shape: tuple[int, ...], given: list):
+        """A new output of PyTorch's on the device of the first input. Raises TypeError if that is another framework's."""
+        first = self._pattern.inputs[0].position
+        like = given[first]
+        if not hasattr(like, "new_empty"):
             raise TypeError(
-                f"{self.__qualname__}(): argument {self._parameters.names[position]!r} (position {position}) determines who "
-                f"allocates the outputs, PyTorch or JAX, and is {type_name(type(like))}; give the outputs to the kernel's "
-                "launcher, cuda_kernel[grid, block](…)"
+                f"{self._argument(first)} determines who allocates the output {self._parameters.names[position]!r}, PyTorch or "
+                f"JAX, and is {type_name(type(like))}: pass the output, too"
             )
+        from ..torch.schema import dtype_of_output
+
+        inputs = [given[each.position] for each in self._pattern.inputs]
+        return like.new_empty(shape, dtype=dtype_of_output(self, position, inputs))
 
     @property
     def _by_xla(self):
@@ -318,4 +326,9 @@ def launched_kernel_of(kernel, kernel_options: KernelOptions) -> LaunchedKernel:
     """Return the only one of a :class:`~fastexchange.CudaKernel` with these options, ``launch`` among them."""
     if kernel_options.returns is not None or kernel_options.cuda is not None:
         raise TypeError("fast_args(): a kernel for CUDA has no returns= or cuda=")
+    launch = kernel_options.launch
+    if isinstance(launch, tuple):
+        launch = tuple(tuple(each) if isinstance(each, list) else each for each in launch)
+    launcher_of(kernel, launch, "fast_args()", kernel_options.out)  # refuses what cannot be told apart from others
+    kernel_options = kernel_options._replace(launch=launch)
     return kernel_of(kernel.dispatcher, kernel_options, lambda *_: LaunchedKernel(kernel, kernel_options, None, "fast_args()"))

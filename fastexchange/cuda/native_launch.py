@@ -65,7 +65,7 @@ def block_for(launcher, loaded):
 
 @native
 def size_of(launcher, loaded, code):
-    """A STATUS_*, the blocks in a grid's first dimension, and the threads in a block's. No blocks: there is nothing to launch.
+    """A STATUS_*, the blocks in a grid's first dimension, and the threads in a block's. No blocks for tasks: there are none.
 
     With STATUS_DRIVER the driver's code is stored at `code`.
     """
@@ -146,7 +146,7 @@ def start(cuda, launcher, launchable, device, stream_of, own_stream, pointers, c
     if loaded.function == 0 or launcher.shared > loaded.shared_limit:
         return dispatch.STATUS_UNBOUND
     status, blocks, threads = size_of(launcher, loaded, code)
-    if status != dispatch.STATUS_OK or blocks == 0:
+    if status != dispatch.STATUS_OK or (blocks == 0 and launcher.tasks >= 0):  # a grid without blocks the driver refuses
         return status
     stream = launcher.stream
     if stream == launch_structs.LAUNCHER_STREAM_OF_PRODUCERS:

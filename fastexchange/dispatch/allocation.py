@@ -16,7 +16,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE, PyErr_Occurred
-from ..ground.dlpack import field_of_type
+from ..ground.dlpack import CPU, field_of_type
 from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM, delete_managed, describe, dl_tensor_at
 from ..ground.native import as_words, call_int, call_word, cstring, external, global_address, load, native, stack, store
 from ..ground.promotion import promote
@@ -224,6 +224,8 @@ def make_outputs(context_address, runtime, args, made):
             return False
         ndim, field = found & 0xFF, found >> 8 & structs.FIELD_MASK
         device = found >> DEVICE_SHIFT if i == 0 else device
+        if device == 0 and context.device_type != CPU:  # Python refuses it, or finds who allocates outputs
+            return False
         common = field if i == 0 else promote_natively(common, field)
         store(end, ndim)
         store(fields + 8 * load(at), field)

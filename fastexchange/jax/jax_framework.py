@@ -71,7 +71,11 @@ class _JAX(Framework):
         if is_traced(bound) or (kernel.mutates and is_functional()):
             return Traced(kernel, bound).make()
         check_changed(kernel, bound)
-        return NotImplemented if kernel._by_xla is None else kernel._by_xla.call_eagerly(kernel, bound)
+        if kernel._by_xla is None or kernel._pattern is None:
+            return NotImplemented
+        if type(bound[kernel._pattern.inputs[0].position]) is not array_type():  # another framework allocates the outputs
+            return NotImplemented
+        return kernel._by_xla.call_eagerly(kernel, bound)
 
     def path_of(self, value) -> str:
         from .xla_calls import is_traced

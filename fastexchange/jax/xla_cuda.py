@@ -112,7 +112,7 @@ def launch_item(cuda, launcher_address, overload, words, device, stream, code):
     if not is_loaded or launchable.parameter_count > MAX_PARAMETERS:
         return structs.STATUS_UNBOUND
     status, blocks, threads = size_of(launcher, loaded, code)
-    if status != structs.STATUS_OK or blocks == 0:
+    if status != structs.STATUS_OK or (blocks == 0 and launcher.tasks >= 0):
         return status
     pointers = stack(MAX_PARAMETERS)
     zero = stack(1)

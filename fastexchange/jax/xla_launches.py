@@ -14,7 +14,7 @@ from ..cuda.launcher import CudaLauncher
 from ..cuda.specialising import load, specialise
 from ..dispatch import structs
 from ..dispatch.pack import flags_in_order
-from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, field_of_type
+from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT, field_of_type
 from ..ground.dtypes import dtype_field
 from ..ground.native import address_of
 from ..ground.omitted import OMITTED
@@ -22,6 +22,7 @@ from ..ground.once import once
 from ..ground.parameters import flatten, with_items
 from ..ground.passing import reraise_passing
 from ..ground.pythonapi import PyCapsule_New
+from ..ground.safe_repr import type_name
 from . import xla_cuda
 from .layout import array_type
 from .xla_calls import Traced
@@ -30,7 +31,8 @@ __all__ = ["TARGET", "call_eagerly", "check", "compiled", "learn", "why_no_handl
 
 TARGET = "fastexchange_cuda"
 """The name of the handler for XLA."""
-_JITTED = 1024
+_JITTED = 128
+"""Each is an XLA program, with its numbers as constants."""
 _PYTHONS = {bool: field_of_type(BOOL, 8), int: field_of_type(INT, 64), float: field_of_type(FLOAT, 64)}
 _PYTHONS[complex] = field_of_type(COMPLEX, 128)
 
@@ -75,6 +77,8 @@ def keys_of(value) -> Iterator[int]:
         yield structs.KEY_ARRAY | field << structs.DTYPE_SHIFT | value.ndim << structs.NDIM_SHIFT | flags << structs.FLAGS_SHIFT
     else:
         field = _PYTHONS.get(type(value)) or dtype_field(value.dtype)
+        if type(value) is int and value >= 2**63:
+            field = field_of_type(UINT, 64)
         assert field is not None
         yield structs.KEY_SCALAR | field << structs.DTYPE_SHIFT
 
@@ -85,6 +89,11 @@ def compiled(kernel, samples: tuple) -> tuple[int, ...]:
     Raises TypeError for a kernel that native code cannot launch so, and what the compiler says of it.
     """
     check(kernel)
+    for position, value in enumerate(samples):
+        for _, each in flatten(position, value):
+            if each is None or (isinstance(each, np.generic) and dtype_field(each.dtype) is None):
+                where = f"{kernel.__qualname__}(): argument {kernel._parameters.name_of(position)!r} (position {position})"
+                raise TypeError(f"{where}: no kernel for CUDA takes {type_name(type(each))}")
     keys = tuple(key for sample in samples for key in keys_of(sample))
     for device in devices(kernel):
         learn(kernel, keys, samples, device.local_hardware_id)
@@ -122,9 +131,25 @@ def call_eagerly(kernel, bound: tuple):
 
     So XLA orders it among its own work, and allocates the results.
     """
-    arrays = [each for position, value in enumerate(bound) for _, each in flatten(position, value) if _is_array(each)]
-    others = tuple(map(_template, bound))
-    return _jitted(kernel, others)(*arrays)
+    import jax
+
+    arrays = []
+    for position, value in enumerate(bound):
+        where = f"{kernel.__qualname__}(): argument {kernel._parameters.name_of(position)!r} (position {position})"
+        for _, each in flatten(position, value):
+            if _is_array(each):
+                arrays.append(each)
+                narrow = jax.dtypes.canonicalize_dtype(each.dtype)
+                if narrow != each.dtype:
+                    raise TypeError(f"{where} is of {each.dtype}, and JAX takes {narrow} in its place: convert it, or enable x64")
+            elif not (each is None or each is OMITTED or type(each) in _PYTHONS or isinstance(each, np.generic)):
+                raise TypeError(f"{where} is {type_name(type(each))}, and XLA launches the kernel: pass JAX's arrays and numbers")
+        if kernel._parameters.name_of(position) in (kernel.mutates or ()):
+            raise BufferError(
+                f"{where} is written to, and XLA launches the kernel, because its first input is JAX's: call it in a function "
+                "that jax.jit compiles, where it returns the new value"
+            )
+    return _jitted(kernel, tuple(map(_template, bound)))(*arrays)
 
 
 def _is_array(value) -> bool:

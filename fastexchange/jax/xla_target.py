@@ -75,7 +75,10 @@ _named: dict[str, Any] = {}
 def _base_name(kernel) -> str:
     """A kernel's name without a number: its function's, and a digest of what it declares, and of the values of its closure."""
     function = kernel.py_func
-    declared = list(inspect.signature(function).parameters), kernel.out, kernel.mutates, kernel.storage, closure_of(function)
+    declared: tuple[Any, ...] = list(inspect.signature(function).parameters), kernel.out, kernel.mutates, kernel.storage
+    declared += (closure_of(function),)
+    if kernel._by_xla is not None:
+        declared += ("CUDA", str(getattr(kernel._launcher, "configuration", kernel.launch)))
     digest = hashlib.sha256(repr(declared).encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{function.__module__}.{function.__qualname__}#{digest}"
 
@@ -119,7 +122,8 @@ def register_xla_target() -> str:
 
     A process that traces a call does this itself. One that runs an exported function has to call this first, and to import the
     modules with its kernels; they are compiled for its calls when they come. Who exports names it:
-    ``disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(register_xla_target())]``.
+    ``disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(register_xla_target())]``. That of kernels for CUDA is
+    ``"fastexchange_cuda"``.
 
     Raises ImportError without JAX, and RuntimeError if this one does not take the handler.
 
@@ -127,9 +131,21 @@ def register_xla_target() -> str:
     """
     import jax  # noqa: F401
 
+    global _is_registered
+    _is_registered = True
     if why := why_no_handler():
         raise RuntimeError(f"register_xla_target(): {why}")
+    for kernel in list(launched.values()):
+        kernel._by_xla.why_no_handler()
     return TARGET
+
+
+_is_registered = False
+
+
+def is_registered() -> bool:
+    """Whether the program has called :func:`register_xla_target`: kernels for CUDA register their handler, too, then."""
+    return _is_registered
 
 
 # ---- what native code calls ------------------------------------------------------------------------------------------------
@@ -152,9 +168,7 @@ def _learn(address: int) -> int:
     `address`: of the ``fx_xla_attributes``. Returns the address of the ``fx_overload``, which is never freed. Raises LookupError
     if there is not one kernel of this name.
     """
-    kernel, given = _named_in(address)
-    if kernel._by_xla is not None:
-        raise TypeError(f"{kernel.__qualname__}() is a kernel for CUDA, and JAX runs this function on the CPU")
+    kernel, given = _named_in(address, declaring)
     keys = iter(given)
     report = compiled_for(kernel, tuple(_sample(key, keys) for key in keys))
     if report.overload is None or report.keys != given:
@@ -164,20 +178,18 @@ def _learn(address: int) -> int:
 
 def _learn_launch(address: int) -> int:
     """As :func:`_learn`, of a call on CUDA: the kernel is loaded on the device of the thread's context."""
-    kernel, given = _named_in(address)
-    if kernel._by_xla is None:
-        raise TypeError(f"{kernel.__qualname__}() is a kernel for the CPU, and JAX runs this function on CUDA")
+    kernel, given = _named_in(address, launched)
     keys = iter(given)
     return kernel._by_xla.learn(kernel, given, tuple(_sample(key, keys) for key in keys))
 
 
-def _named_in(address: int) -> tuple[Any, tuple[int, ...]]:
-    """The kernel and the key sequence in an ``fx_xla_attributes``."""
+def _named_in(address: int, kernels) -> tuple[Any, tuple[int, ...]]:
+    """The kernel, one of `kernels` or named before, and the key sequence in an ``fx_xla_attributes``."""
     attributes = ffi.cast("fx_xla_attributes *", address)
     name = bytes(ffi.buffer(attributes.kernel.ptr, attributes.kernel.len)).decode("utf-8", "surrogatepass")
     kernel = _named.get(name)
     if kernel is None:
-        same = [each for each in (*declaring.values(), *launched.values()) if _base_name(each) == name]
+        same = [each for each in list(kernels.values()) if _base_name(each) == name]
         found = [each for each in same if vars(each).get("_xla_name") in (None, name)]  # another thread may have named it
         if len(found) != 1:
             count = f"{len(found)} kernels" if found else "no kernel"

@@ -248,6 +248,14 @@ def _dtype_of(kernel: Any, position: int, dtypes: tuple):
     return getattr(torch, str(pattern.dtype_of(output, known, kernel.__qualname__)))
 
 
+def dtype_of_output(kernel: Any, position: int, inputs: list):
+    """PyTorch's dtype of the output at this position, of a call with these inputs, the first one a tensor of PyTorch's."""
+    import torch
+
+    dtypes = [each.dtype if isinstance(each, torch.Tensor) else getattr(torch, str(each.dtype), None) for each in inputs]
+    return _dtype_of(kernel, position, tuple(dtypes))
+
+
 def _constant_dtype_of(address: int, position: int, dtypes: tuple):
     """:func:`_dtype_of` the kernel of this ``id``, which Dynamo calls rather than traces."""
     return _dtype_of(declaring[address], position, dtypes)

@@ -18,8 +18,6 @@ import cupy_stub
 import pytest
 from stub_processes import PACKAGES, is_installed
 
-DEVICES = 3
-
 _COUNT_DEVICES = """
 import ctypes
 cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
@@ -43,8 +41,8 @@ def _load() -> tuple[cuda_stub.Stub | None, str]:
             stub = cuda_stub.load(directory, force=True)
         except cuda_stub.StubRefused as error:
             return None, f"there is no CUDA device, and the driver stub is not loaded: {error}"
-    stub.set_devices(DEVICES)
-    cupy_stub.load(stub, DEVICES)
+    stub.set_devices(cupy_stub.DEVICES)
+    cupy_stub.load(stub, cupy_stub.DEVICES)
     return stub, ""
 
 

@@ -10,6 +10,8 @@ import importlib
 import importlib.util
 import sys
 
+DEVICES = 3
+"""Of the stub."""
 _OBJECT, _ADDRESS = ctypes.py_object, ctypes.c_void_p
 _INT, _WORD, _SIZE = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_size_t
 _new = ctypes.PYFUNCTYPE(_OBJECT, _ADDRESS, _ADDRESS, _ADDRESS)(("PyCapsule_New", ctypes.pythonapi))

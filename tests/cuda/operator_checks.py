@@ -203,7 +203,7 @@ def check_errors(stub, torch_stub, cuda):
     others = [tensors(device=device)[0] for device in torch_stub.devices[1:2]]
     cases = [
         *[((x, other), BufferError, "kDLCUDA:1, but an earlier argument is on kDLCUDA:0") for other in others],
-        ((x, w[:50]), ValueError, "dimension n of its shape differs"),
+        ((x, w[:50]), ValueError, "dimension 0 of its shape (50,) is 50"),
         ((x, torch.empty(100, 2, device="cuda")), ValueError, "has 2 dimensions"),
         ((x[:3], w[:3]), ValueError, "a grid of (0, 1, 1) blocks, for x of shape (3,), w of shape (3,)"),
         ((x.new_empty(100, requires_grad=True), w), BufferError, "requires grad"),
@@ -590,9 +590,9 @@ def check_kernels_with_a_configuration(stub, torch_stub, cuda):
 
     assert increase(w, 1.0) is increase(w, by=2.0) is None
     for call, kind, text in (
-        (lambda: scale(x.detach(), torch.empty(3, device="cuda")), ValueError, "dimension n of its shape differs"),
+        (lambda: scale(x.detach(), torch.empty(3, device="cuda")), ValueError, "dimension 0 of its shape (3,) is 3"),
         (lambda: backward(torch.ones(3), torch.ones(3)), BufferError, "argument 'grad_y' (position 0)"),
-        (lambda: backward(cuda.device_array(3), cuda.device_array(3)), TypeError, "determines who allocates the outputs"),
+        (lambda: backward(cuda.device_array(3), cuda.device_array(3)), TypeError, "determines who allocates the output"),
         (lambda: fast_args(out=SHARED)(scale.cuda_kernel.dispatcher), TypeError, "out=, mutates= and backward= need launch="),
         (lambda: fast_args(lambda x: None, launch="n"), TypeError, "launch= is of a kernel for CUDA"),
         (lambda: fast_args(scale.cuda_kernel.dispatcher, launch="m", out=SHARED), ValueError, "'m' is no dimension of an input"),

@@ -10,7 +10,6 @@ import sys
 import cupy_stub
 import numpy as np
 import pytest
-from conftest import DEVICES
 from cuda_checks import in_threads, new_stream
 from cuda_tensors import DeviceTensor
 from launches import launch_cached
@@ -35,7 +34,7 @@ def cupy(stub_or_none, package):
 @pytest.fixture
 def runtime(stub):
     """CUDA's runtime, as CuPy has it on the stub."""
-    found = cupy_stub.load(stub, DEVICES)
+    found = cupy_stub.load(stub, cupy_stub.DEVICES)
     yield found
     found.device = 0
 

@@ -85,7 +85,7 @@ def test_the_kernel_for_cuda_by_itself(record, package):
 
 BAD_OPTIONS = [  # without launch, without cuda, and so on: what is given beside a function for the CPU
     (TypeError, "needs launch=", {"cuda": 1}),
-    (TypeError, "needs cuda=", {"launch": (1, 1)}),
+    (TypeError, "give it as cuda=", {"launch": (1, 1)}),
     (TypeError, "@cuda.jit dispatcher", {"cuda": lambda a0: None, "launch": (1, 1)}),
     (TypeError, "for the CPU", {"cuda": fast_args(lambda a0: None), "launch": (1, 1)}),
     (TypeError, "the same parameters", {"cuda": 2, "launch": (1, 1)}),

@@ -22,9 +22,10 @@ def made(package):
 
 @pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda, which simulates, is not installed")
-def test_in_the_simulator():
+@pytest.mark.parametrize("name", NAMES)
+def test_in_the_simulator(name):
     code = "import runpy; runpy.run_module('simulated_kernels', run_name='__main__')"
-    run_python(code, *(f"test_{name}" for name in NAMES), NUMBA_ENABLE_CUDASIM="1")
+    run_python(code, f"test_{name}", NUMBA_ENABLE_CUDASIM="1")
 
 
 def launch(package, directory):

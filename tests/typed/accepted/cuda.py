@@ -34,5 +34,5 @@ def add_one(x: Any, n: int) -> None:
 def main() -> None:
     kernel = cast(CudaKernel, fast_args(cuda.jit(add_one), grad="allow"))
     launched(kernel, torch.ones(3, device="cuda"))
-    returning: LaunchedKernel = fast_args(cuda.jit(add_one), out="x[n] -> y[n]", launch=("n", 1), mutates="x")
+    returning = cast(LaunchedKernel, fast_args(cuda.jit(add_one), out="x[n] -> y[n]", launch=("n", 1), mutates="x"))
     print(returning(torch.ones(3)), returning.cuda_kernel, returning.as_torch_op("my::op").name)
