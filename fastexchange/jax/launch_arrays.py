@@ -155,7 +155,7 @@ llvmlite.binding.add_symbol("fastexchange_jax_device", address_of(state))
 
 def learn(cls: type) -> None:
     """Let native code export arrays of JAX in launches, if `cls` is their type."""
-    if cls is array_type() and not why_not():
+    if cls is array_type() and not runtime().entries.fields(cls).get("interface") and not why_not():
         runtime().entries.update(cls, interface=managed_tensor_of_device_memory.address, device_kind=KIND)
 
 

@@ -62,10 +62,8 @@ def check(kernel) -> None:
 
 
 def keys_of(value) -> Iterator[int]:
-    """The key sequence of a value like those that XLA passes: an array in C order, a number, None, or a tuple of such."""
-    if value is None:
-        yield structs.KEY_NONE
-    elif isinstance(value, tuple):
+    """The key sequence of a value like those that XLA passes: an array in C order, a number, or a tuple of such."""
+    if isinstance(value, tuple):
         yield structs.KEY_TUPLE | len(value) << structs.SERIAL_SHIFT
         for each in value:
             yield from keys_of(each)
@@ -171,8 +169,8 @@ class _Number:
 
 def _template(value):
     """An argument with ``_is_array`` in place of its arrays. Hashable."""
-    if isinstance(value, (tuple, list)):
-        return with_items(tuple(value) if isinstance(value, list) else value, [_template(each) for each in value])
+    if isinstance(value, tuple):
+        return with_items(value, [_template(each) for each in value])
     if _is_array(value):
         return _is_array
     return _Number(value) if value is not None and value is not OMITTED else value
