@@ -22,6 +22,7 @@ from fastexchange.ground.native import address_of, offset_of
 
 MANY = 26
 IN_TURN = 8
+_IN_GRAPH = 10
 _RAW = 100  # launches of a statement, in a loop in C
 _GRID, _BLOCK = 128, 128  # as numba-cuda's own benchmark of many arguments has them
 
@@ -110,6 +111,13 @@ class Rows:
             if self.place.is_gpu and importlib.util.find_spec("cupy") is not None:
                 given = {"f": launcher, **_cupys(importlib.import_module("cupy"))}
                 group.add(key + "cupy", "fastexchange, CuPy arrays", code, given, reference)
+            if self.place.is_gpu and importlib.util.find_spec("jax") is not None:
+                given = {"f": launcher, **_jaxs(importlib.import_module("jax"))}
+                if why := why_not_run(code, given):
+                    self.left_out.append(f"{group.title}: JAX's arrays: the row is left out ({why}).")
+                else:
+                    self.launched(launcher, _jaxs(importlib.import_module("jax")))
+                    group.add(key + "jax", "fastexchange, JAX's arrays", code, given, reference)
         self._limits(group, key, plain, signature, values)
         own = own or (lambda make: {name: make() for name in values})
         launch = plain[_GRID, _BLOCK]
@@ -266,6 +274,9 @@ class Rows:
         if self.place.is_gpu:
             group.add(key + "mul", "torch.mul(x, w)", code, {"f": torch.mul, **names}, reference)
         yield group
+        if self.place.is_gpu:
+            custom.register_fake(lambda x, w: torch.empty_like(x))
+            yield self._in_graphs(torch, key + "graph/", by_hand, made["grid"][1], custom, names)
         gradients = backward.as_torch_op(f"{name}::backward", launch=("(n + 31) // 32", 32), out="w[n], grad_y[n] -> grad_x[n]")
         trained = kernel.as_torch_op(f"{name}::trained", launch=("(n + 31) // 32", 32), out=out, backward=gradients)
 
@@ -292,6 +303,31 @@ class Rows:
         group.add(key + "gradient", "operator object", code, {"f": trained, **names}, reference)
         group.add(key + "gradient/ops", "torch.ops", code, {"f": trained.overload, **names}, reference)
         yield group
+
+    def _in_graphs(self, torch, key: str, by_hand, operator, custom, names) -> Group:
+        """One of ten calls, one after the other, in a function that Inductor has compiled."""
+
+        def ten(function):
+            def run(x, w):
+                for _ in range(_IN_GRAPH):
+                    x = function(x, w)
+                return x
+
+            return run
+
+        group = Group(f"{self.package}: one of {_IN_GRAPH} such operators in a graph of Inductor's")
+        group.add(key + "hand", "by hand, not compiled", "f(x, w)", {"f": ten(by_hand), **names}, None, _IN_GRAPH)
+        for case, function, mode in (
+            ("operator object", operator, "default"), ("custom_op around by hand", custom, "default"),
+            ("operator object", operator, "reduce-overhead"), ("torch.mul(x, w)", torch.mul, "reduce-overhead"),
+        ):  # fmt: skip
+            given = {"f": torch.compile(ten(function), fullgraph=True, mode=mode), **names}
+            label = case + (f", mode={mode!r}" if mode != "default" else "")
+            if why := why_not_run("f(x, w)", given):
+                self.left_out.append(f"{group.title}: {label}: the row is left out ({why}).")
+            else:
+                group.add(f"{key}{case}/{mode}", label, "f(x, w)", given, key + "hand", _IN_GRAPH)
+        return group
 
     def other_device(self) -> Group:
         """Tensors on the second device, while the first is current."""
@@ -336,6 +372,11 @@ def _cupy(place, torch) -> tuple[str, str, dict[str, Any]]:
 
     kernel = cupy.RawKernel('extern "C" __global__ void kernel(float *x, float *y, float *z) {}', "kernel")
     return "CuPy RawKernel, 3 CuPy arrays", "f(g, b, (x0, x1, x2))", {"f": kernel, "g": (_GRID,), "b": (_BLOCK,), **_cupys(cupy)}
+
+
+def _jaxs(jax) -> dict[str, Any]:
+    """Computed, so that launches read them where they are."""
+    return {name: jax.numpy.zeros(SIZE, jax.numpy.float32).block_until_ready() for name in names_of(3)}
 
 
 def _cupys(cupy) -> dict[str, Any]:

@@ -33,6 +33,7 @@ TURNS = {
     "kernels": "8 kernels in turn", "grids": "8 configurations in turn", "item": "`kernel[grid, block](…)`, looked up each time",
     "forall": "`kernel.forall(n)(…)`, looked up each time", "held": "`kernel.forall(n)`, held", "keywords": "all by keyword",
 }  # fmt: skip
+PARTS = {"gradient": ", forward and backward", "graph": ", one of ten in a graph of Inductor's"}
 OTHERS = {"change/turn": "2 tensors and a float, an int in turn", "device/fast": "3 tensors on the other device"}
 
 
@@ -99,8 +100,16 @@ def _of_package(package: str, times: dict) -> list[str]:
         *lines, "",
         f"`cuLaunchKernel` alone, from C, for 3 tensors: {raw}; giving up the GIL for it: {released}. Each further tensor: "
         f"{each}, in C {by_hand}, in C that checks as much {checked}. Three arguments without an exchange table, through "
-        f"fastexchange: {found}.",
+        f"fastexchange: {found}.{_of_known(package, times)}",
     ]  # fmt: skip
+
+
+def _of_known(package: str, times: dict) -> str:
+    """Three arrays of other frameworks, whose memory is read where they are."""
+    found = {"cupy": "CuPy's", "jax": "JAX's"}
+    measured = {label: times.get(f"{package}/3/{who}") for who, label in found.items()}
+    known = [f"{label} {figure(samples, duration)}" for label, samples in measured.items() if samples is not None]
+    return f" Arrays that are read where they are: {', '.join(known)}." if known else ""
 
 
 def _of_operators(package: str, times: dict, labels: dict[str, str]) -> list[str]:
@@ -108,10 +117,11 @@ def _of_operators(package: str, times: dict, labels: dict[str, str]) -> list[str
     lines = [f"| {package}: an operator | time | beside by hand |", "|---|---|---|"]
     for key in times:
         if key.startswith(f"{package}/operator/"):
-            is_trained = "/gradient" in key
-            hand = f"{package}/operator/{'gradient/' if is_trained else ''}hand"
+            part = key.split("/")[2]
+            folder = f"{part}/" if part in PARTS else ""
+            hand = f"{package}/operator/{folder}hand"
             ratio = "" if key == hand else figure(times[key] / times[hand], times_as_much)
-            label = labels[key] + (", forward and backward" if is_trained else "")
+            label = labels[key] + PARTS.get(part, "")
             lines.append(f"| {label} | {figure(times[key], duration)} | {ratio} |")
     return lines
 

@@ -47,6 +47,12 @@ def _on_gpu(book: Book, package: str) -> None:
     key = f"{package}/3/"
     if key + "cupy" in book.times and "peer/CuPy" in book.times:
         book.add(f"{package}: 3 CuPy arrays", "≤ 1 x CuPy's own", lambda t: t[key + "cupy"] / t["peer/CuPy"], 1, "x")
+    if key + "jax" in book.times:
+        book.add(f"{package}: 3 JAX arrays", "≤ 1.5 x as torch tensors", lambda t: t[key + "jax"] / t[key + "fast"], 1.5, "x")
+    graph = f"{package}/operator/graph/"
+    if graph + "operator object/default" in book.times:
+        ratio = lambda t: t[graph + "operator object/default"] / t[graph + "hand"]  # noqa: E731
+        book.add(f"{package}: one of ten operators in a graph of Inductor's", "≤ 2.4 x by hand", ratio, 2.4, "x")
     if package == "numba-cuda":
         _faster(book, package, "3", "tensor", "3 torch tensors", 5, "its own launch")
         _faster(book, package, "26", "tensor", "26 torch tensors", 10, "its own launch")

@@ -7,9 +7,9 @@ from numba import types
 from .._abi import ffi
 from ..dispatch import structs
 from ..dispatch.frame import ARRAY_BYTES, EXPORT_BYTES
-from ..dispatch.pack import keep_tensor, pack_tensor
+from ..dispatch.pack import flags_in_order, keep_tensor, misaligned_bits, pack_contiguous, pack_tensor
 from ..dispatch.reading import FLAG_ASKED, FLAG_MEMORY, has_no_room, note_array, runtime_of
-from ..dispatch.rows import frequent, go_on, is_of_type, leave
+from ..dispatch.rows import TOGETHER, frequent, go_on, is_of_type, leave
 from ..dispatch.type_table import find as find_entry
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
@@ -20,14 +20,16 @@ from ..ground.dltensor import (
     DL_TENSOR_WORDS,
     INTERFACE_STREAM,
     READONLY,
+    View,
     check_rank,
     dl_tensor_at,
     element_field,
+    is_nowhere,
     is_plain,
     managed_at,
     refusal,
 )  # fmt: skip
-from ..ground.native import as_words, call_int, load, native, stack, store
+from ..ground.native import as_words, call_int, load, native, stack, store, unlikely
 from . import paddle
 from .exchange_tables import OwnTable, own_table
 from .kind import Discovery, Kind, reader
@@ -186,11 +188,43 @@ def read_tensor(ob, entry, frame, word, array):
     return pack_found(structs.frame_at(frame), entry, tensor, flags, origin, word, array)
 
 
+@native
+def pack_in_order(tensor, ndim, field, words):
+    """:func:`pack_tensor` of a DLTensor with strides, in fewer steps. Returns False for one that those have to look at."""
+    view = View(tensor.data, 0, ndim, tensor.shape, tensor.strides)
+    is_packed = pack_contiguous(view, ndim, field >> 11, misaligned_bits(field), words)
+    return is_packed and tensor.byte_offset == 0 and not is_nowhere(tensor)
+
+
+@native
+def read_row(tensor, writeable, origin, items, row_address, word, array_address, frame_address, rank):
+    """Write the words of a value, a DLTensor, if it is as its row says, and go on. `rank`: of arrays in order, else -1."""
+    row = structs.row_at(row_address)
+    ndim = rank if rank > 0 else row.key >> structs.NDIM_SHIFT & 0xFF
+    field = row.key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
+    expected = row.key >> structs.FLAGS_SHIFT & structs.KEY_FLAGS
+    if not is_plain(tensor) or tensor.ndim != ndim or element_field(tensor) != field:
+        return leave(row_address, frame_address, 0)
+    words = as_words(word)
+    if rank > 0 and tensor.strides != 0 and pack_in_order(tensor, ndim, field, words):
+        flags = flags_in_order(ndim, words[2]) | structs.ALIGNED
+    else:
+        flags, status = pack_tensor(tensor, ndim, field, words)
+        if status != structs.STATUS_OK:
+            return leave(row_address, frame_address, 0)
+    if flags | writeable != expected:
+        return leave(row_address, frame_address, 0)
+    here = structs.array_at(array_address)
+    here.origin = origin
+    store(word, here.meminfo)
+    size = 8 * (structs.ARRAY_HEAD_WORDS + 2 * ndim)
+    return go_on(items + 8, row_address, word + size, array_address + ARRAY_BYTES, frame_address)
+
+
 @frequent
 def export_row(items, row_address, word, array_address, frame_address):
     """A tensor in the owning export that has been made of it."""
     ob = load(items)
-    row = structs.row_at(row_address)
     frame = structs.frame_at(frame_address)
     export = structs.export_at(frame.exports + EXPORT_BYTES * frame.exports_used)
     is_made = frame.exports_used < frame.export_count and export.object == ob and export.managed != 0
@@ -198,20 +232,42 @@ def export_row(items, row_address, word, array_address, frame_address):
         return leave(row_address, frame_address, 0)
     frame.exports_used += 1
     managed = managed_at(export.managed)
-    tensor = dl_tensor_at(export.managed + DL_TENSOR)
-    ndim = row.key >> structs.NDIM_SHIFT & 0xFF
-    field = row.key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-    if managed.version.major != 1 or not is_plain(tensor) or tensor.ndim != ndim or element_field(tensor) != field:
+    if managed.version.major != 1:
         return leave(row_address, frame_address, 0)
-    flags, status = pack_tensor(tensor, ndim, field, as_words(word))
-    flags |= structs.WRITEABLE if managed.flags & READONLY == 0 else 0
-    if status != structs.STATUS_OK or flags != row.key >> structs.FLAGS_SHIFT & structs.KEY_FLAGS:
+    tensor, writeable = dl_tensor_at(export.managed + DL_TENSOR), structs.WRITEABLE if managed.flags & READONLY == 0 else 0
+    return read_row(tensor, writeable, ob + structs.ORIGIN_EXPORT, items, row_address, word, array_address, frame_address, -1)
+
+
+@native
+def borrow_row(items, row_address, word, array_address, frame_address, rank):
+    """A view borrowed by the type's exchange table. `rank`: as in :func:`read_row`."""
+    ob = load(items)
+    frame = structs.frame_at(frame_address)
+    if not is_of_type(ob, row_address) or frame.is_owning != 0 or frame.flags & FLAG_MEMORY != 0:
         return leave(row_address, frame_address, 0)
-    here = structs.array_at(array_address)
-    here.origin = ob + structs.ORIGIN_EXPORT
-    store(word, here.meminfo)
-    size = 8 * (structs.ARRAY_HEAD_WORDS + 2 * ndim)
-    return go_on(items + 8, row_address, word + size, array_address + ARRAY_BYTES, frame_address)
+    view = stack(DL_TENSOR_WORDS)
+    tensor = dl_tensor_at(view)
+    tensor.device.device_type, tensor.device.device_id = 0, 0
+    failed = call_int(structs.entry_at(structs.row_at(row_address).entry).borrow, (ob, view)) != 0
+    if unlikely(PyErr_Occurred() != 0):
+        return leave(row_address, frame_address, structs.STATUS_ERROR)
+    if unlikely(failed):
+        return leave(row_address, frame_address, structs.STATUS_NO_ERROR_SET)
+    return read_row(
+        tensor, structs.WRITEABLE, ob + structs.ORIGIN_VIEW, items, row_address, word, array_address, frame_address, rank
+    )
+
+
+def _borrow_row(rank):
+    @cfunction(types.intp, *[types.intp] * 5, together=TOGETHER, constants=(rank,))
+    def read_borrowed(items, row, word, array, frame):
+        return borrow_row(items, row, word, array, frame, rank)
+
+    return read_borrowed
+
+
+_ANY_RANK, *_IN_ORDER = (_borrow_row(rank) for rank in (-1, 1, 2, 3, 4))
+_BORROW_ROWS = (_ANY_RANK, *_IN_ORDER, *[_ANY_RANK] * 5)
 
 
 @native
@@ -261,8 +317,8 @@ def borrowed(path: str, meaning: str, is_read_on_device: bool = True) -> Kind:
     ``managed_tensor_from_py_object_no_sync``: see DLPack's ``DLPackExchangeAPI``.
     """
     return Kind(
-        path, meaning, structs.FORM_TENSOR, read_tensor, exports=structs.EXPORTS_IF_OWNING, read_shape=read_borrowed_shape,
-        is_read_on_device=is_read_on_device,
+        path, meaning, structs.FORM_TENSOR, read_tensor, lambda fields: _BORROW_ROWS, exports=structs.EXPORTS_IF_OWNING,
+        read_shape=read_borrowed_shape, is_read_on_device=is_read_on_device,
     )  # fmt: skip
 
 
