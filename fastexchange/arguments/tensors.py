@@ -144,6 +144,14 @@ def find_tensor(frame_address, ob, entry, view):
 
 
 @native
+def pack_in_order(tensor, ndim, field, words):
+    """:func:`pack_tensor` of a DLTensor with strides, in fewer steps. Returns False for one that those have to look at."""
+    view = View(tensor.data, 0, ndim, tensor.shape, tensor.strides)
+    is_packed = pack_contiguous(view, ndim, field >> 11, misaligned_bits(field), words)
+    return is_packed and tensor.byte_offset == 0 and not is_nowhere(tensor)
+
+
+@native
 def pack_found(frame, entry, tensor, flags, origin, word, array):
     """Check that a tensor is sound, and where the kernel reads it, and pack its words. Returns its key, or -STATUS_*.
 
@@ -165,7 +173,10 @@ def pack_found(frame, entry, tensor, flags, origin, word, array):
     if status == structs.STATUS_OK:
         if has_no_room(frame, word, structs.ARRAY_HEAD_WORDS + 2 * ndim):
             return -structs.STATUS_GROW
-        key_flags, status = pack_tensor(dl_tensor, ndim, field, as_words(word))
+        if dl_tensor.strides != 0 and pack_in_order(dl_tensor, ndim, field, as_words(word)):
+            key_flags = flags_in_order(ndim, as_words(word)[2]) | structs.ALIGNED
+        else:
+            key_flags, status = pack_tensor(dl_tensor, ndim, field, as_words(word))
     if status == structs.STATUS_OK and is_cuda and key_flags & structs.ALIGNED == 0:
         status = structs.STATUS_MISALIGNED
     if status != structs.STATUS_OK:
@@ -186,14 +197,6 @@ def read_tensor(ob, entry, frame, word, array):
     if status != structs.STATUS_OK:
         return -status
     return pack_found(structs.frame_at(frame), entry, tensor, flags, origin, word, array)
-
-
-@native
-def pack_in_order(tensor, ndim, field, words):
-    """:func:`pack_tensor` of a DLTensor with strides, in fewer steps. Returns False for one that those have to look at."""
-    view = View(tensor.data, 0, ndim, tensor.shape, tensor.strides)
-    is_packed = pack_contiguous(view, ndim, field >> 11, misaligned_bits(field), words)
-    return is_packed and tensor.byte_offset == 0 and not is_nowhere(tensor)
 
 
 @native

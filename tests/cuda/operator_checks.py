@@ -260,23 +260,29 @@ def check_failures(stub, torch_stub, cuda):
         assert call(x, w).shape == x.shape
 
 
+def by_type():
+    """How many objects there are of each type that garbage collection knows."""
+    return collections.Counter([type(each).__name__ for each in gc.get_objects()])
+
+
 def check_nothing_is_left(stub, torch_stub, cuda):
     """Many calls allocate nothing but their outputs, whose memory PyTorch's allocator gets back."""
     operator = scale_on(cuda).as_torch_op("fx_check::kept", launch="n", out=SHARED)
     x, w = tensors()
+    by_type()
     for call in both_ways(operator).values():
         for _ in range(1000):  # what is made once is there
             call(x, w)
         before, references = allocated(stub), sys.getrefcount(x)
         stub.clear()
         gc.collect()
-        objects = collections.Counter(type(each).__name__ for each in gc.get_objects())
+        objects = by_type()
         for _ in range(1000):
             y = call(x, w)
         stub.clear()
         gc.collect()
         assert allocated(stub) - before <= (512 if ON_GPU else 1) and sys.getrefcount(x) == references
-        more = collections.Counter(type(each).__name__ for each in gc.get_objects()) - objects
+        more = by_type() - objects
         assert more.total() < 50, more
         address = y.data_ptr()
         del y

@@ -178,9 +178,9 @@ def test_what_is_refused(package, jax):
     with pytest.raises(TypeError, match="has a stream"):
         saxpy_of(package, (1, 32, 1))(2.0, x, x)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no device takes the sizes"):
-        saxpy_of(package, ("n", "n"))(2.0, jax.numpy.ones(2000), jax.numpy.ones(2000))
+        saxpy_of(package, ("n", "n"))(2.0, jax.numpy.ones(2000), jax.numpy.ones(2000)).block_until_ready()
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"was not launched.*CUDA_ERROR_"):
-        saxpy_of(package, (1, 32, None, 1_000_000))(2.0, x, x)
+        saxpy_of(package, (1, 32, None, 1_000_000))(2.0, x, x).block_until_ready()
     assert np.array_equal(f(2.0, x, x), np.full(4, 3.0))
 
 

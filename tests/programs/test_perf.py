@@ -33,7 +33,7 @@ def scattered(median: float, spread: float = 1.0) -> Samples:
 
 
 # ---- what the repository shows ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("program", ["table", "cuda_table"])
+@pytest.mark.parametrize("program", ["table", "cuda_table", "gpu_kernels_table"])
 def test_the_tables_in_a_readme_are_those_of_the_run_it_names(perf, program):
     table = perf(program)
     text = table.README.read_text(encoding="utf-8")
