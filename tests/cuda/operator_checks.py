@@ -261,7 +261,8 @@ def check_failures(stub, torch_stub, cuda):
 
 
 def by_type():
-    """How many objects there are of each type that garbage collection knows."""
+    """How many objects there are of each type that garbage collection knows, and that are no garbage."""
+    gc.collect()
     return collections.Counter([type(each).__name__ for each in gc.get_objects()])
 
 
@@ -275,12 +276,10 @@ def check_nothing_is_left(stub, torch_stub, cuda):
             call(x, w)
         before, references = allocated(stub), sys.getrefcount(x)
         stub.clear()
-        gc.collect()
         objects = by_type()
         for _ in range(1000):
             y = call(x, w)
         stub.clear()
-        gc.collect()
         assert allocated(stub) - before <= (512 if ON_GPU else 1) and sys.getrefcount(x) == references
         more = by_type() - objects
         assert more.total() < 50, more
