@@ -98,6 +98,11 @@ class _Describer:
         self._is_local, self._is_loose = is_local, is_loose
         self._met: dict[int, tuple[Any, Any]] = {}  # holds the objects, so their addresses are not reused
 
+    @functools.cached_property
+    def _is_extended(self) -> bool:
+        """Whether somebody has registered extensions with Numba."""
+        return bool(extensions())
+
     def describe(self, value: Any, name: str) -> Any:
         """Describe a value. `name`: the object that names it, for the message of :class:`NotDescribable`."""
         kind = type(value)
@@ -155,7 +160,7 @@ class _Describer:
             return self._dispatcher(value, name)
         elif not isinstance(value, python_types.ModuleType):  # whose attributes are described where they are named
             own = self._function(value) if kind is python_types.FunctionType else ()
-            registered = registered_for(value) if extensions() else []  # asking Numba loads all that it has registered
+            registered = registered_for(value) if self._is_extended else []  # asking Numba loads all that it has registered
             if (own or registered or isinstance(value, _NATIVE)) and all(function for function, _ in registered):
                 described = [(self.describe(function, name), self.describe(how, name)) for function, how in registered]
                 return *_named(value), own, described
@@ -361,7 +366,7 @@ def _extensions() -> list:
     The functions are described loosely: they are parts of a compiler, and name many objects that do not matter. They are there
     besides the files because those may have been edited since they were imported.
     """
-    described: list = conversions()
+    described: list = [conversions()]
     for name, registered in sorted(extensions().items()):
         loose = _Describer(is_loose=True)
         described.append((name, _digest_of_file(name), [loose.describe(each, name) for each in registered]))

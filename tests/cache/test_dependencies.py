@@ -17,7 +17,6 @@ import numba
 import numpy as np
 import pytest
 from interpreter import run_python
-from numba.core.typeconv import Conversion
 from numba.core.typeconv.rules import default_casting_rules
 from numba.extending import (
     intrinsic,
@@ -504,14 +503,13 @@ def test_wrappers_of_attributes_and_conversions():
     make_attribute_wrapper(Kind, "field of the test", "attribute of the test")
     parts = [part for item in extensions()[__name__] for part in item]
     assert "field of the test" in parts and "attribute of the test" in parts
-    before = digest(1)
-    assert conversions() == []
+    before, conversions_before = digest(1), conversions()
     default_casting_rules.safe(Kind("kind of the test"), numba.types.float16)
     try:
-        assert digest(1) != before and ("kind of the test", "float16", Conversion.safe.value) in conversions()
+        assert digest(1) != before and conversions() != conversions_before
     finally:
         default_casting_rules._tg._forwards.pop(Kind("kind of the test"))
-    assert digest(1) == before
+    assert digest(1) == before and conversions() == conversions_before
 
 
 def test_what_numba_registers_itself():
