@@ -142,7 +142,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{key:<36}{figures.figure(samples, '{:9.0f} ns'.format)} ± {samples.spread:5.0f}   {ratio} x the kernel")
     if options.json:
         results = [files.result(key, samples, key) for key, samples in times.items()]
-        files.write(options.json, files.machine(), options.rounds, results)
+        device = {"device": {"name": jax.devices()[0].device_kind}} if options.cuda else {}
+        files.write(options.json, files.machine() | device, options.rounds, results)
     return 0
 
 

@@ -163,6 +163,12 @@ def explain_type(cls: type, /) -> Explanation:
     return Explanation(type_name(cls), found.path, tuple(found.notes), found.source)
 
 
+def is_launched(kernel, bound: tuple) -> bool:
+    """Whether the kernel for CUDA beside one for the CPU makes a call with these arguments."""
+    is_on_device = runtime().is_native and Resolver(kernel, bound).run(DRY_RUN).status == structs.STATUS_DEVICE
+    return kernel._is_for_device_kernel(bound, is_on_device)
+
+
 def explain_call(kernel, bound: tuple) -> CallExplanation:
     """See :meth:`FastKernel.explain`. Reads the tensors; neither compiles nor runs the kernel."""
     if not runtime().is_native:

@@ -99,6 +99,24 @@ class Kernel:
 
         refused(self, position, errors.pop())
 
+    __iter__ = None  # else Python would iterate by __getitem__
+
+    def __getitem__(self, configuration):
+        """Return the launcher of the kernel for CUDA with this configuration, for example ``[grid, block]``."""
+        return self._for_cuda("[...]")[configuration]
+
+    def forall(self, *args, **kwargs):
+        """``forall(…)`` of the kernel for CUDA: a launcher for so many tasks."""
+        return self._for_cuda(".forall(...)").forall(*args, **kwargs)
+
+    def configure(self, *args, **kwargs):
+        """``configure(…)`` of the kernel for CUDA: a launcher."""
+        return self._for_cuda(".configure(...)").configure(*args, **kwargs)
+
+    def _for_cuda(self, what: str) -> Any:
+        """The kernel for CUDA. `what`: how the kernel was used, for the message."""
+        raise NotImplementedError
+
 
 class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     """A Numba kernel that takes tensors of any framework. Made by :func:`fast_args`.
@@ -411,20 +429,6 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         from ..ground.dtypes import element_of
 
         return element_of(field, self.storage)
-
-    __iter__ = None  # else Python would iterate by __getitem__
-
-    def __getitem__(self, configuration):
-        """Return the launcher of :attr:`cuda` with this configuration, for example ``[grid, block]``."""
-        return self._for_cuda("[...]")[configuration]
-
-    def forall(self, *args, **kwargs):
-        """``cuda.forall(…)``: a launcher of :attr:`cuda` for so many tasks."""
-        return self._for_cuda(".forall(...)").forall(*args, **kwargs)
-
-    def configure(self, *args, **kwargs):
-        """``cuda.configure(…)``: a launcher of :attr:`cuda`."""
-        return self._for_cuda(".configure(...)").configure(*args, **kwargs)
 
     def _for_cuda(self, what: str):
         """Return :attr:`cuda`. Raises TypeError if it is None. `what`: how the kernel was used, for the message."""

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import shown
 from . import native_launch
 from .classify import has_interface
-from .computed import is_notation
+from .computed import is_block, is_grid, is_notation
 from .launcher import CudaLauncher
 
 __all__ = ["DeviceKernel", "launcher_of"]
@@ -27,7 +29,18 @@ def launcher_of(kernel, launch, what: str, out: str | None = None) -> Callable:
             f"{what}: launch is (grid, block), a number of tasks in the notation of shapes, such as 'n', or a function, not "
             f"{shown(launch)}"
         )
-    return kernel[launch]
+    return _fixed(kernel, launch, f"{what}: launch={shown(launch)}")
+
+
+def _fixed(kernel, launch, what: str):
+    """Return the launcher for a configuration of numbers. Raises TypeError or ValueError for one that no device takes."""
+    if not isinstance(launch, (tuple, int, np.integer)) or isinstance(launch, bool):
+        raise TypeError(f"{what}: a configuration is (grid, block), or a number of tasks")
+    launcher = kernel[launch] if isinstance(launch, tuple) else kernel.forall(launch)
+    grid, block, *_, tasks, _ = launcher.configuration
+    if tasks < 0 and not (is_grid.py_func(launcher._native) and is_block.py_func(launcher._native)):
+        raise ValueError(f"{what}: no device takes a grid of {grid} blocks of {block} threads")
+    return launcher
 
 
 class DeviceKernel:
@@ -87,7 +100,11 @@ class _Chosen(NativeCallable):
 
     def _call_numba(self, /, *args, **kwargs):
         chosen = self._launch(*args, **kwargs)
-        launcher = self._kernel[chosen] if isinstance(chosen, tuple) else self._kernel.forall(chosen)
+        what = f"{self._kernel.__qualname__}(): the function in launch= returned {shown(chosen)}"
+        try:
+            launcher = _fixed(self._kernel, chosen, what)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{what}, which is no configuration") from error
         return launcher(*args, **kwargs)
 
 

@@ -150,13 +150,13 @@ class LaunchedKernel(Kernel, NativeCallable):
             out, mutates = on_cpu.out, on_cpu.mutates if mutates is None else mutates
         functools.update_wrapper(self, kernel.py_func)
         self.cuda_kernel, self.on_cpu, self.py_func = kernel, on_cpu, kernel.py_func
+        self._kernel_options = options._replace(out=out, mutates=mutates)
+        self._declared = OptionsOf(self._kernel_options, kernel.py_func)
+        self._declared.check()
         self.launch, self._launcher = launch, launcher_of(kernel, launch, what, out)
         if isinstance(self._launcher, CudaLauncher):  # one of its own: others call the kernel's by numbers alone
             self._launcher = CudaLauncher(kernel, self._launcher.configuration, self._launcher._stream)
             self._launcher._seen = functools.partial(_call_seen, weakref.ref(self))
-        self._kernel_options = options._replace(out=out, mutates=mutates)
-        self._declared = OptionsOf(self._kernel_options, kernel.py_func)
-        self._declared.check()
         self._pattern, self._parameters = self._declared.pattern, self._declared.parameters
         self._key = kernel, on_cpu, self._kernel_options
         if out is not None:
@@ -252,8 +252,17 @@ class LaunchedKernel(Kernel, NativeCallable):
             )
         from ..torch.schema import dtype_of_output
 
+        if like.is_pinned():
+            raise BufferError(
+                f"{self._argument(first)} determines where the output {self._parameters.names[position]!r} is allocated, and is "
+                "on the CPU: pass the output, too, or a tensor on the GPU there"
+            )
         inputs = [given[each.position] for each in self._pattern.inputs]
         return like.new_empty(shape, dtype=dtype_of_output(self, position, inputs))
+
+    def _for_cuda(self, what: str):
+        """See :class:`Kernel`."""
+        return self.cuda_kernel
 
     @property
     def _by_xla(self):
@@ -329,6 +338,7 @@ def launched_kernel_of(kernel, kernel_options: KernelOptions) -> LaunchedKernel:
     launch = kernel_options.launch
     if isinstance(launch, tuple):
         launch = tuple(tuple(each) if isinstance(each, list) else each for each in launch)
-    launcher_of(kernel, launch, "fast_args()", kernel_options.out)  # refuses what cannot be told apart from others
     kernel_options = kernel_options._replace(launch=launch)
+    OptionsOf(kernel_options, kernel.py_func).check()
+    launcher_of(kernel, launch, "fast_args()", kernel_options.out)  # refuses what cannot be told apart from others
     return kernel_of(kernel.dispatcher, kernel_options, lambda *_: LaunchedKernel(kernel, kernel_options, None, "fast_args()"))

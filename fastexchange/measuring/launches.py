@@ -47,6 +47,8 @@ class _Launch:
         launcher._check()
         self.call = Call(kernel, args, kwargs)
         given = launcher._configured(kernel._bound_arguments(args, kwargs))
+        if given.tasks < 0 and min(given.grid) < 1:
+            raise ValueError(f"measure(): no device takes a grid of {given.grid} blocks")
         self._configuration = given._replace(grid=given.cluster or (1, 1, 1), tasks=min(given.tasks, 1))
         self._stream, self._options = launcher._stream, kernel._kernel_options
         self._target = kernel.target

@@ -7,7 +7,7 @@ from typing import Any, cast
 import numba
 import numpy as np
 
-from ..calls.explanation import explain
+from ..calls.explanation import explain, is_launched
 from ..calls.kernel import FastKernel, Kernel
 from ..ground.safe_repr import shown, type_name
 from . import files
@@ -194,6 +194,11 @@ def measured(kernel: FastKernel, args: tuple, kwargs: dict, rounds: int, with_al
 
         return measured_launch(kernel, args, kwargs, rounds, with_alternatives)
     call = Call(kernel, args, kwargs)
+    if kernel.cuda is not None and is_launched(kernel, call.bound):
+        raise TypeError(
+            f"measure(): {kernel.__qualname__}.cuda makes this call, whose tensors are on a GPU: measure its launch, "
+            f"measure({kernel.__qualname__}.cuda[grid, block], ...)"
+        )
     notes = Notes()
     with Snapshot(call.by_parameter) as before, progress_bar(f"measuring {kernel.__name__}()") as progress:
         trial = try_out(call, before)

@@ -4,14 +4,15 @@ Source: ``torch.library.register_autograd``.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..calls.backward import GRAD, Step, is_function, steps_of
 from ..producers.framework import framework_of_type
 from .odd_tensors import is_wrapper
 from .schema import Schema
 
-__all__ = ["register_backward"]
+__all__ = ["backward_by_place", "register_backward"]
+
 
 def register_backward(torch, library, overload, kernel, schema: Schema, backward, setup_context, what: str):
     """Register the backward pass of an operator. Raises TypeError or ValueError if it does not fit the operator.
@@ -29,8 +30,10 @@ def register_backward(torch, library, overload, kernel, schema: Schema, backward
     else:
         if setup_context is not None:
             raise ValueError(f"{what}: kernels in backward= name what they need; setup_context= is for a function")
-        steps = steps_of(backward, names, [output.name for output in kernel._pattern.outputs], what)
-        function, setup_context = _backward_of(steps, schema, kernel)
+        passes = backward if isinstance(backward, _ByPlace) else [backward]
+        outputs = [output.name for output in kernel._pattern.outputs]
+        made = [_backward_of(steps_of(each, names, outputs, what), schema, kernel) for each in passes]
+        function, setup_context = made[0] if len(made) == 1 else _by_place(kernel._pattern.inputs[0].position, *made)
     if any(each.type == "Tensor[]" for each in schema.arguments):
         torch.library.register_autograd(overload, function, setup_context=setup_context, lib=library)
         return None
@@ -55,6 +58,46 @@ def register_backward(torch, library, overload, kernel, schema: Schema, backward
     # The class's own apply in Python asks for what native code has asked already.
     called = getattr(kernel, "on_any_device", kernel)
     return super(torch.autograd.Function, _function(torch, overload, called, function, setup_context)).apply
+
+
+class _ByPlace(NamedTuple):
+    """The backward passes of an operator for tensors on the CPU, and for those on a GPU."""
+
+    on_cpu: Any
+    on_gpu: Any
+
+
+def backward_by_place(kernel, backward, what: str):
+    """What ``backward=`` means for a kernel that has another one for the CPU, whose backward pass is that for the CPU.
+
+    A function, and operators, are for both. Raises ValueError if there is a backward pass for one of the places only.
+    """
+    on_cpu = getattr(kernel, "on_cpu", None)
+    if on_cpu is None or isinstance(backward, _ByPlace):
+        return backward
+    steps = backward if isinstance(backward, (list, tuple)) else [backward]
+    if backward is not None and not any(getattr(each, "on_cpu", backward) is None for each in steps):
+        return backward
+    if backward is None and on_cpu.backward is None:
+        return None
+    if backward is None or on_cpu.backward is None:
+        has, lacks = ("the CPU", "a GPU, backward=") if backward is None else ("a GPU", "the CPU, that of the kernel in cpu=")
+        raise ValueError(f"{what}: it has a backward pass for tensors on {has}, and needs one for those on {lacks}")
+    return _ByPlace(on_cpu.backward, backward)
+
+
+def _by_place(first: int, on_cpu: tuple, on_gpu: tuple) -> tuple[Callable, Callable]:
+    """Of two backward passes the one for the place of the input at `first`."""
+
+    def setup_context(ctx, inputs, output):
+        ctx.pass_there, prepare = on_cpu if inputs[first].device.type == "cpu" else on_gpu
+        if prepare is not None:
+            prepare(ctx, inputs, output)
+
+    def backward(ctx, *grads):
+        return ctx.pass_there(ctx, *grads)
+
+    return backward, setup_context
 
 
 def _any_requires_grad(*args) -> bool:

@@ -34,10 +34,14 @@ _DIGITS = 12
 
 def declaration_of(kernel, schema: Schema, backward) -> str:
     """Return a digest of an operator's declaration: equal in all processes, whatever the code of its kernels is."""
-    steps = backward if isinstance(backward, (list, tuple)) else [backward]
-    kernels = [_kernel(each) for each in steps if each is not None and not is_function(each)]
+    kernels = [_kernel(each) for each in _steps(backward) if each is not None and not is_function(each)]
     closure = dependencies.closure_of(kernel.py_func, _Describer)
     return _digest((_RULES, str(schema), kernel.out, kernel.allows_grad, closure, kernels))
+
+
+def _steps(backward) -> list:
+    """The steps of a backward pass, or of two, for different places."""
+    return [step for each in backward for step in _steps(each)] if isinstance(backward, (list, tuple)) else [backward]
 
 
 def _kernel(kernel) -> tuple:

@@ -158,8 +158,8 @@ _FAKE = (
     "traced code, or from a torch.library.custom_op"
 )
 _META = (
-    "it is on device meta: it has a shape and no memory; make it where the kernel runs, for example by "
-    "torch.empty_like(x, device='cpu')"
+    "it is on device meta: it has a shape and no memory; make it where the kernel runs: "
+    "torch.empty_like(x, device='cpu') or device='cuda'"
 )
 _NESTED = "it is a nested tensor, whose parts differ in shape; pass its unbind() as a list, or its to_padded_tensor(0.0)"
 _QUANTIZED = "its elements are quantised, so they are integers with a scale; pass its dequantize(), or its int_repr()"

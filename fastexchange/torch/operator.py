@@ -20,6 +20,7 @@ from ..ground.native import address_of
 from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
 from ..producers.framework import framework_of_type
+from .autograd import backward_by_place
 from .boxed_operator import call_overload
 from .declaration import declaration_of
 from .library import Registered, has_operators, register, registered_as
@@ -144,7 +145,7 @@ def as_torch_op(kernel, name: str, *, backward, setup_context, mutates, vmap, re
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise ValueError(f"{what}: an operator's name is 'namespace::name', not {shown(name)}")
     mutates = checked_mutates(mutates if mutates is not None else kernel.mutates or (), what)
-    backward = kernel.backward if backward is None else backward
+    backward = backward_by_place(kernel, kernel.backward if backward is None else backward, what)
     if backward is not None and kernel.allows_grad:
         raise ValueError(f"{what}: a kernel with grad='allow' hides its arguments from autograd; backward= needs grad='refuse'")
     if backward is None and setup_context is not None:

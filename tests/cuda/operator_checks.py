@@ -596,6 +596,7 @@ def check_kernels_with_a_configuration(stub, torch_stub, cuda):
             x[i] += by
 
     assert increase(w, 1.0) is increase(w, by=2.0) is None
+    assert increase[2, 32] is increase.cuda_kernel[2, 32] and increase.forall(4) is increase.cuda_kernel.forall(4)
     for call, kind, text in (
         (lambda: scale(x.detach(), torch.empty(3, device="cuda")), ValueError, "dimension 0 of its shape (3,) is 3"),
         (lambda: backward(torch.ones(3), torch.ones(3)), BufferError, "argument 'grad_y' (position 0)"),
@@ -604,10 +605,51 @@ def check_kernels_with_a_configuration(stub, torch_stub, cuda):
         (lambda: fast_args(lambda x: None, launch="n"), TypeError, "launch= is of a kernel for CUDA"),
         (lambda: fast_args(scale.cuda_kernel.dispatcher, launch="m", out=SHARED), ValueError, "'m' is no dimension of an input"),
         (lambda: fast_args(scale.cuda_kernel.dispatcher, launch=4), TypeError, "launch is (grid, block)"),
+        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch=(4.0, 32)), TypeError, "grid is an int"),
+        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch=(0, 32)), ValueError, "a grid of (0, 1, 1) blocks"),
+        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch=(1, 1025)), ValueError, "of (1025, 1, 1) threads"),
+        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch="n", out=5), TypeError, "out is a notation such as"),
+        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch="n", out="x[n] - > y[n]"), ValueError, "it needs one '->'"),
+        *[(lambda: backward(torch.ones(100).pin_memory(), w), BufferError, "pass the output, too")] * ON_GPU,
     ):
         try:
             call()
         except kind as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(f"not refused: {text}")
+
+
+def check_backward_passes_by_place(stub, torch_stub, cuda):
+    """Tensors on the CPU get the backward pass of the kernel in ``cpu=``, those on a GPU that of ``backward=``."""
+
+    @fast_args(out="grad_y[n], w[n] -> grad_x[n]", launch="n")
+    @cuda.jit
+    def on_gpu(grad_y, w, grad_x):
+        i = cuda.grid(1)
+        if i < grad_x.shape[0]:
+            grad_x[i] = grad_y[i] * w[i]
+
+    @fast_args(out="grad_y[n], x[n], w[n] -> grad_x[n]")  # needs more than the other
+    def on_cpu(grad_y, x, w, grad_x):
+        grad_x[:] = grad_y * w + 0 * x
+
+    trained_on_cpu = fast_args(scale_on_cpu.py_func, out=SHARED, backward=on_cpu)
+    operator = scale_on(cuda).as_torch_op("fx_check::by_place", launch="n", cpu=trained_on_cpu, backward=on_gpu)
+    for call in both_ways(operator).values():
+        leaf, w = torch.ones(5, requires_grad=True), torch.arange(5.0)
+        (grad,) = torch.autograd.grad(call(leaf, w).sum(), leaf)
+        assert torch.equal(grad, w)
+        x, w = tensors(5)
+        y = call(x.requires_grad_(), w)
+        stub.clear()
+        (grad,) = torch.autograd.grad(y, (x,), w)
+        assert grad.device == x.device and len(stub.launches) == 1 and (not ON_GPU or torch.equal(grad, w * w))
+    assert pickle.loads(pickle.dumps(operator))._options == operator._options
+    for cpu, backward, text in ((trained_on_cpu, None, "those on a GPU"), (scale_on_cpu, on_gpu, "those on the CPU")):
+        try:
+            scale_on(cuda).as_torch_op("fx_check::by_place_wrong", launch="n", cpu=cpu, backward=backward)
+        except ValueError as error:
             assert text in str(error), error
         else:
             raise AssertionError(f"not refused: {text}")
