@@ -13,6 +13,7 @@ import dis
 import enum
 import functools
 import hashlib
+import inspect
 import itertools
 import os
 import struct
@@ -222,7 +223,12 @@ class _Describer:
     def _attribute(self, value: Any, attributes: tuple[str, ...], name: str) -> Any:
         """Describe a value whose attributes the code reads: of a module, only those attributes."""
         if not isinstance(value, python_types.ModuleType):
-            return self.describe(value, name)
+            described = self.describe(value, name)
+            is_named = isinstance(described, str) or described == _named(value)  # a text: met before
+            if not (self._is_loose and attributes and is_named):
+                return described
+            inner = inspect.getattr_static(value, attributes[0], None)  # runs no code of the object's class
+            return described, self._attribute(inner, attributes[1:], f"{attributes[0]!r} of {name}")
         if not attributes:
             if self._is_loose:
                 return _named(value)

@@ -213,8 +213,7 @@ def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | No
     odd = runtime().unverified
     notes = tuple(f"the layout {what!r} is not as expected: it is left to Numba or to __dlpack__" for what in odd)
     if isinstance(kernel, CPUDispatcher) and (shipped := shipped_with(kernel)) is not None:
-        first, *_ = str(shipped).splitlines()
-        notes += (f"machine code that comes with {shipped.package}: {first}",)
+        notes += (f"machine code that comes with {shipped.package}: {shipped.note}",)
     if (content := pickled(kernel)) is not None:
         notes += (f"a pickle of the kernel carries {content}",)
     return CallExplanation(kernel.__qualname__, arguments, outcome.text, notes, outcome.kind)

@@ -53,6 +53,12 @@ class ShippedKernels(CodeInFront):
             self._is_open = True
         return self._file
 
+    @property
+    def note(self) -> str:
+        """Where the code is, and that none of it fits if so: one line for ``explain``."""
+        where, *lines = str(self).splitlines()
+        return where if any(line.startswith("(") for line in lines) or not lines else f"{where}: {'; '.join(lines)}"
+
     def __str__(self):
         file = self.file
         if file is None:
@@ -63,7 +69,8 @@ class ShippedKernels(CodeInFront):
         where = f"for {file.level}, in {file.path}"
         lines = [f"({', '.join(map(str, file.load('', texts[name])[0][0]))})" for name in fit]
         if others := sum(self._name in text for name, text in texts.items() if name not in fit):
-            lines.append(f"{others} that do not fit: the function, or what it depends on, is another here")
+            why = "the function, what it names, or what others have registered with Numba, is another here"
+            lines.append(f"{others} that do not fit: {why}")
         return "\n".join([where, *(lines or ["nothing of this kernel"])])
 
     @property

@@ -64,12 +64,16 @@ def code_for_wheel(
         raise CommandError(f"[{section}] package = {options.package!r}: the wheel has no {place}/__init__.py")
     levels = checked_levels(list(options.cpu), f"[{section}] cpu:")
     targets = [str(root / each) if each.endswith(".json") else each for each in options.targets] or [options.package]
+    if old := sorted((sources / place / FOLDER).glob("*.code")):
+        raise CommandError(f"the sources have {place}/{FOLDER}/{old[0].name}, of an earlier `precompile --into`: remove it")
     made = make_code(options.package, targets, levels, folder, [str(sources), *sys.path], cwd=sources)
     for each in made:
         say(f"fastexchange: {each}")
     left = [each for each in made if each.why_not]
     if left and options.strict:
         raise CommandError(f"[{section}] strict = true: {len(left)} left out, the first is {left[0]}")
+    if not any(each.sizes for each in made):
+        return {}
     return {f"{place}/{FOLDER}/{path.name}": path for path in sorted(folder.glob("*.code"))}
 
 

@@ -48,8 +48,9 @@ def _kernel(kernel) -> str:
         way = "native; it gives up the GIL, so it holds owning exports of its tensors"
     else:
         way = "native; it borrows its tensors"
+    shipped = shipped_with(kernel) if issubclass(type(kernel), FastKernel) else None
     if cache.cache_path is None:
-        kept = "off: each process compiles it; cache=True keeps the code"
+        kept = "off: each process compiles what is not shipped; cache=True keeps the code"
     else:
         hits, misses = sum(cache.cache_hits.values()), sum(cache.cache_misses.values())
         kept = f"{cache.cache_path}: {hits} loaded, {misses} compiled in this process"
@@ -59,12 +60,12 @@ def _kernel(kernel) -> str:
         ("fast_args", ", ".join(f"{name}={_shown(value)}" for name, value in own.items())),
         ("njit", ", ".join(f"{name}={_shown(value)}" for name, value in sorted(options.items())) or "no options"),
         ("way", way),
-        ("compiled", "\n".join(signatures) or "nothing yet: the first call compiles it"),
+        ("compiled", "\n".join(signatures) or "nothing yet: the first call compiles it" + " or loads it" * (shipped is not None)),
         ("calls", f"{counts.fast} fast, {counts.slow} slow in this process"),
         ("disk cache", kept),
     ]
     if issubclass(type(kernel), FastKernel):
-        if (shipped := shipped_with(kernel)) is not None:
+        if shipped is not None:
             facts.append(("shipped", str(shipped)))
         content = pickled(kernel) or "no machine code: nothing is compiled in this process"
         facts.append(("pickle", f"carries {content}"))

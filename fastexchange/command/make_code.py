@@ -230,7 +230,8 @@ def run_make(levels: list[str], folder: str, package: str, targets: list[str], n
             except Exception as error:
                 failed.append((name, str(call) if isinstance(call, str) else "", 0, f"not compiled: {one_line(error)}"))
     for each in each_level:
-        Path(folder, name_of_file(each.level, each.abi)).write_bytes(CodeFile.packed(each.entries.entries, each.level, each.abi))
+        data = CodeFile.packed(each.entries.entries, package, each.level, each.abi)
+        Path(folder, name_of_file(each.level, each.abi)).write_bytes(data)
         Path(folder, f"{each.level}.json").write_text(json.dumps([*each.report, *failed]))
     return 0
 

@@ -27,6 +27,8 @@ def run(options: argparse.Namespace) -> int:
     if DISABLED:
         raise CommandError("FASTEXCHANGE_DISABLE is set: what is compiled with it is of no use without")
     if options.into is not None:
+        if options.own:
+            raise CommandError("--self and --into are two commands: the native code of this package, and that of another")
         from .ship import run_into
 
         return run_into(options)

@@ -246,7 +246,7 @@ def _code_of_packages() -> Iterator[Finding]:
         instead = "its kernels are compiled" if found is None else f"that for {found.level} is, {found.path}"
         if why:
             text = f"the machine code of its kernels is not used: {why}; {instead}"
-            yield Finding("native code", package, SLOW, text, f"install {package} built for this, or change what differs")
+            yield Finding("native code", package, SLOW, text, f"install {package} again, or one built for this")
         elif found is not None:
             yield Finding("native code", package, OK, f"machine code of its kernels for {found.level}: {found.path}")
 

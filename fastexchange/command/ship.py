@@ -65,10 +65,10 @@ def run_into(options) -> int:
 
 def checked_levels(wanted: list[str] | None, option: str = "--cpu") -> list[str]:
     """The levels that an option names. Raises CommandError."""
-    levels = [each for text in wanted or () for each in text.split(",") if each] or DEFAULT_LEVELS
+    levels = [each for text in wanted for each in text.split(",")] if wanted else DEFAULT_LEVELS
     for level in levels:
         if level not in LEVELS_HERE:
-            raise CommandError(f"{option} {level}: code can be made here for {', '.join(LEVELS_HERE)}")
+            raise CommandError(f"{option} {level or repr(level)}: code can be made here for {', '.join(LEVELS_HERE)}")
     return list(dict.fromkeys(levels))
 
 
@@ -124,7 +124,7 @@ def make_code(
                 done = list(pool.map(make, range(len(groups)), groups, itertools.repeat([])))
                 _check(groups, done, "native code", "run `python -m fastexchange precompile --self` before")
             done = list(pool.map(make, range(len(groups)), groups, itertools.repeat(own_targets)))
-            _check(groups, done, "code", "does importing it run kernels?")
+            _check(groups, done, "code", "does importing it, or an example call, run such code?")
     lines: dict[tuple[str, str], Made] = {}
     for level in levels:
         for name, signature, size, why in json.loads(Path(folder, f"{level}.json").read_text()):
@@ -134,7 +134,10 @@ def make_code(
             else:
                 line.sizes[level] = size
     if not any(line.sizes for line in lines.values()) and not any(line.why_not for line in lines.values()):
-        raise CommandError(f"{', '.join(targets)}: no kernel of {package} was compiled")
+        raise CommandError(
+            f"{', '.join(targets)}: no kernel of {package} was compiled. Give {package} a function __precompile__() that returns "
+            "(kernel, example arguments …) for each, declare signatures, or name the modules that do"
+        )
     return list(lines.values())
 
 

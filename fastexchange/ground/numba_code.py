@@ -313,7 +313,7 @@ def reduced(compiled) -> tuple:
     if _namings:
         name, kind, (code, linked) = result[_LIBRARY]
         result[_LIBRARY] = name, kind, (code, _bitcode(_llvm.parse_bitcode(linked)))
-        result[_ANNOTATION] = re.sub(r" at 0x[0-9a-f]+", "", result[_ANNOTATION])  # the text of inspect_types()
+        result[_ANNOTATION] = ""  # the text of inspect_types(): it has the paths of modules, and addresses
     # Numba would import the module of each function that is linked in: for a sum of an array half of Numba, and SciPy.
     text = str(module)
     used = tuple(each for each in environments if text.count(each.env_name) != 1)  # once: the definition of its variable

@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 FOLDER = "_kernels"
-_FORMAT = 1
+_FORMAT = 2
 """Raised when the code of kernels gets to mean something else: see ``calls.shipped_kernels``."""
 _V2 = "cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"
 _V3 = *_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"
@@ -116,16 +116,16 @@ class CodeFile(FileEntries):
         return repr((key, stamp, self.made_for()))
 
     @staticmethod
-    def packed(entries: dict[str, tuple[str, bytes]], level: str, abi: str) -> bytes:
-        """The bytes of a file, with code that was made in this process."""
-        return framed(repr((*made_for(level, abi), _half())), dict(sorted(entries.items())))
+    def packed(entries: dict[str, tuple[str, bytes]], package: str, level: str, abi: str) -> bytes:
+        """The bytes of a package's file, with code that was made in this process."""
+        return framed(repr((*made_for(level, abi), _half(), package)), dict(sorted(entries.items())))
 
     @classmethod
-    def unpacked(cls, path: Path, level: str, data: bytes) -> "CodeFile":
-        """Read a file's bytes. Raises NotBelieved, with the reason, if the code is not for this process."""
+    def unpacked(cls, path: Path, package: str, level: str, data: bytes) -> "CodeFile":
+        """Read the bytes of a package's file. Raises NotBelieved, with the reason, if the code is not for this process."""
         found = framed_key(data)
         try:
-            *given, half = ast.literal_eval(found)
+            *given, half, owner = ast.literal_eval(found)
             differences = [each for each in zip(_WHAT, given, made_for(level), strict=True) if each[1] != each[2]]
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise NotBelieved("it has the format of another version of fastexchange") from None
@@ -133,6 +133,8 @@ class CodeFile(FileEntries):
             if isinstance(there, list):
                 here, there = ([each for each in one if each not in other] for one, other in ((here, there), (there, here)))
             raise NotBelieved(f"it was made for another installation: {what} is {there} there, {here} here")
+        if owner != package:
+            raise NotBelieved(f"it is of the package {owner}")
         if half and half != source_stamp(_HALF):
             raise NotBelieved("it was made with another version of fastexchange's half precision")
         entries = unframed(data, found)
@@ -200,7 +202,7 @@ def best_of(package: str, folders: list[Path]) -> tuple[CodeFile | None, str]:
             path = folder / name_of_file(level)
             try:
                 if (data := _content(package, path)) is not None:
-                    return CodeFile.unpacked(path, level, data), why
+                    return CodeFile.unpacked(path, package, level, data), why
             except (OSError, NotBelieved) as error:
                 reraise_passing(error.__cause__ or error)
                 why = why or f"{path}: {error}"

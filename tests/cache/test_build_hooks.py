@@ -346,3 +346,13 @@ def test_projects_without_the_table_need_nothing_of_setuptools(tmp_path, monkeyp
     (tmp_path / "pyproject.toml").write_text("[tool.fastexchange]\n")
     with pytest.raises(RuntimeError, match=r"it needs setuptools 70\.1 or newer"):
         add_machine_code(project)
+
+
+def test_code_in_the_sources_is_refused(tmp_path):
+    """It may be stale, and be read before the code that the build makes."""
+    folder = tmp_path / "mine" / "_kernels"
+    folder.mkdir(parents=True)
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (folder / "cpython-311-x86_64-linux-gnu.x86-64-v4.code").write_bytes(b"")
+    with pytest.raises(CommandError, match=r"x86-64-v4\.code, of an earlier .*: remove it"):
+        build_hooks.code_for_wheel({"package": "mine"}, "tool.fastexchange", tmp_path, tmp_path, tmp_path, print)

@@ -493,6 +493,22 @@ def test_what_is_registered(what, tmp_path, monkeypatch):
     assert before not in found and found[0] != found[1] and digest(1) == found[0]
 
 
+def test_an_object_whose_attributes_an_extension_reads(tmp_path, monkeypatch):
+    """It is described by them, though no key describes the object."""
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = "LIMITS, OTHERS = Object(), Object()\nLIMITS.first, LIMITS.second = 1, OTHERS\nOTHERS.third = 1\n"
+    read = "def zork(x):\n  found = LIMITS.first + LIMITS.second.third\n  return lambda x: x + found\n"
+    text = f"{TYPE}{settings}@extending.overload_method(types.Integer, 'zork')\n{read}"
+    (tmp_path / "extension_with_an_object_of_the_test.py").write_text(text)
+    module = importlib.import_module("extension_with_an_object_of_the_test")
+    found = [digest(1)]
+    for thing, name in ((module.LIMITS, "first"), (module.OTHERS, "third")):
+        setattr(thing, name, 2)
+        found.append(digest(1))
+        setattr(thing, name, 1)
+    assert len({*found}) == 3 and digest(1) == found[0]
+
+
 def test_wrappers_of_attributes_and_conversions():
     """The type of one module, the names in another: the functions are Numba's."""
 

@@ -5,6 +5,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from interpreter import environment_of, run_python
 from shell import run
@@ -22,6 +23,7 @@ import numpy as np
 from fastexchange import fast_args
 
 FACTOR = 2.0
+from . import constants
 IDENTITY = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(lambda value: value)
 
 @fast_args
@@ -41,7 +43,7 @@ def doubled(x):
     return twice(x)
 @numba.njit
 def twice(x):
-    return x + x
+    return constants.ONE * (x + x)
 @fast_args
 def addressed(x):
     return IDENTITY(x)
@@ -93,6 +95,7 @@ def built(tmp_path_factory) -> Path:
     (root / "carrier").mkdir()
     (root / "carrier" / "__init__.py").write_text("import fastexchange\nfastexchange.accelerate('carrier')\n")
     (root / "carrier" / "kernels.py").write_text(KERNELS)
+    (root / "carrier" / "constants.py").write_text("ONE = 1\n")
     done = make(root)
     assert done.returncode == 0, done.stderr
     (root / "said").write_text(done.stdout)
@@ -156,8 +159,12 @@ def test_a_zip_file_and_bytecode_alone(copied, how):
 
 
 @pytest.mark.slow
-def test_the_same_sources_give_the_same_bytes(copied, built):
+def test_the_same_sources_give_the_same_bytes(copied, built, tmp_path, monkeypatch):
+    """Wherever they lie, and wherever NumPy lies."""
     before = {path.name: path.read_bytes() for path in (built / "carrier" / "_kernels").iterdir()}
+    for name in ("numpy", "numpy.libs"):
+        (tmp_path / name).symlink_to(Path(np.__file__).parents[1] / name)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{environment_of()['PYTHONPATH']}")
     assert make(copied).returncode == 0
     assert {path.name: path.read_bytes() for path in (copied / "carrier" / "_kernels").iterdir()} == before
 
@@ -170,7 +177,7 @@ def test_code_that_does_not_fit_costs_a_compilation(copied):
     damaged = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
     for unfit in (damaged, data[:-1], data[:50], b""):
         with pytest.raises(NotBelieved, match=r"checksum is wrong|does not begin"):
-            CodeFile.unpacked(file, "x86-64", unfit)
+            CodeFile.unpacked(file, "carrier", "x86-64", unfit)
     file.write_bytes(damaged)
     output, compiled = called(copied)
     assert output == RESULTS and set(compiled) >= {"scaled", "rooted", "doubled"}
@@ -180,24 +187,26 @@ def test_code_that_does_not_fit_costs_a_compilation(copied):
     assert called(copied, NUMBA_BOUNDSCHECK="1")[1] != []  # made with another setting
 
 
-def entry(made_for, half=""):
-    return framed(repr((*made_for, half)), {"a": b"b"})
+def entry(made_for, half="", package="mine"):
+    return framed(repr((*made_for, half, package)), {"a": b"b"})
 
 
 def test_files_of_other_installations_are_refused():
     path, level = Path("x.code"), "x86-64-v3"
     own = package_code.made_for(level)
-    assert CodeFile.unpacked(path, level, entry(own)).entries == {"a": b"b"}
+    assert CodeFile.unpacked(path, "mine", level, entry(own)).entries == {"a": b"b"}
     for i, what in enumerate(package_code._WHAT):
         with pytest.raises(NotBelieved, match=f"{what} is "):
-            CodeFile.unpacked(path, level, entry((*own[:i], "another", *own[i + 1 :])))
-    for unfit in (framed("", {}), framed("()", {}), framed(repr((*own[1:], "")), {})):
+            CodeFile.unpacked(path, "mine", level, entry((*own[:i], "another", *own[i + 1 :])))
+    for unfit in (framed("", {}), framed("()", {}), framed(repr((*own[1:], "", "mine")), {})):
         with pytest.raises(NotBelieved, match="format of another version"):
-            CodeFile.unpacked(path, level, unfit)
+            CodeFile.unpacked(path, "mine", level, unfit)
     with pytest.raises(NotBelieved, match="half precision"):
-        CodeFile.unpacked(path, level, entry(own, "another digest"))
+        CodeFile.unpacked(path, "mine", level, entry(own, "another digest"))
+    with pytest.raises(NotBelieved, match="of the package another"):
+        CodeFile.unpacked(path, "mine", level, entry(own, package="another"))
     with pytest.raises(NotBelieved, match="no entries"):
-        CodeFile.unpacked(path, level, framed(repr((*own, "")), []))
+        CodeFile.unpacked(path, "mine", level, framed(repr((*own, "", "mine")), []))
 
 
 def test_an_entry_under_the_name_of_another_is_not_found():
@@ -257,7 +266,7 @@ def test_strict_and_failed_processes_leave_what_was_there(copied):
     assert not list((copied / "carrier" / "_kernels").glob("*aarch64*.tmp"))
     (copied / "carrier" / "kernels.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
     done = make(copied)
-    assert done.returncode == 2 and "ended: signal 4; does importing it run kernels?" in done.stderr
+    assert done.returncode == 2 and "ended: signal 4; does importing it, or an example call, run such code?" in done.stderr
     (copied / "carrier" / "kernels.py").write_text("import no_such_module\n")
     done = make(copied)
     assert done.returncode == 2 and "no_such_module" in done.stderr
