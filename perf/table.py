@@ -1,4 +1,4 @@
-"""``python perf/table.py FILE.json``: the README's table of what a call costs, from a run's file; ``--write`` puts it there.
+"""``python perf/table.py FILE.json``: what a call costs, by a run's file; ``--write`` puts that into docs/measuring.md.
 
 A row whose figures the run does not have is left out. Ratios are taken round by round, as the run's own are.
 """
@@ -17,9 +17,9 @@ from fastexchange.measuring.figures import figure
 from fastexchange.measuring.timing import Samples
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+README = ROOT / "docs" / "measuring.md"
 BEGIN, END = "<!-- perf: begin -->\n", "<!-- perf: end -->\n"
-PLOT = "perf/results/overhead.svg"
+PLOT = "../perf/results/overhead.svg"
 COLUMNS = {"c": "hand-written C", "njit": "Numba's dispatcher", "tvm": "tvm-ffi `nop`", "nanobind": "nanobind"}
 _BLANK = "-"
 
@@ -188,7 +188,8 @@ def table(path: Path) -> str:
     heads = ["call", "fastexchange", *(COLUMNS[column] for column in t.columns), "other"]
     return "\n".join(
         [
-            f"All rows of one run, [{name}]({name}): CPython {machine['python']} on {machine['cores']} cores, {machine['cpu']}; "
+            f"All rows of one run, [{name}](../{name}): CPython {machine['python']} on {machine['cores']} cores, "
+            f"{machine['cpu']}; "
             f"{versions}; {machine['date'][:10]}. In brackets: how many times as long as fastexchange's.",
             "",
             f"| {' | '.join(heads)} |",
@@ -203,14 +204,14 @@ def table(path: Path) -> str:
 
 def file_in(text: str) -> Path:
     """The run that the README's table is of."""
-    return ROOT / text.split(BEGIN)[1].split("](")[1].split(")")[0]
+    return (ROOT / "docs" / text.split(BEGIN)[1].split("](")[1].split(")")[0]).resolve()
 
 
 def main() -> int:
     """Print the table, or write it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="what `run.py --json` wrote, in this checkout")
-    parser.add_argument("--write", action="store_true", help="put it into the README")
+    parser.add_argument("--write", action="store_true", help="put it into docs/measuring.md")
     options = parser.parse_args()
     try:
         made = table(options.file.resolve())

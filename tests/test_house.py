@@ -118,6 +118,29 @@ def test_names_in_docstrings_exist():
     assert not missing and count > 200, (missing, count)
 
 
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "perf/README.md"]
+DOCUMENTS += sorted(f"docs/{path.name}" for path in (ROOT.parent / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_in_documents_lead_somewhere(document):
+    """To files, and to headings in them."""
+    path = ROOT.parent / document
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", path.read_text("utf-8"), flags=re.M | re.S)
+    links = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", text)
+    broken = []
+    for link in links:
+        target, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        file = (path.parent / target).resolve() if target else path
+        headings = re.findall(r"^#+ (.*)", file.read_text("utf-8"), re.M) if anchor else []
+        anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        if not file.exists() or (anchor and anchor not in anchors):
+            broken.append(link)
+    assert not broken
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_files_that_documents_name_exist(document):
     pattern = r"(?<![\w/.])((?:tests|perf|fastexchange|notebooks|kernels|examples)/[\w/]+\.\w+)"

@@ -1,4 +1,4 @@
-"""The pages in docs/: their programs run."""
+"""The README and the pages in docs/: their programs run."""
 
 import re
 from pathlib import Path
@@ -48,3 +48,18 @@ def test_a_package_that_ships_its_kernels():
     hatchs = hatchs["hatch"]["build"]["targets"]["wheel"]["hooks"]
     assert Options.read(hatchs["fastexchange"], "").targets == ["mypackage.kernels", "kernels.json"]
     assert Options.read(setuptools["fastexchange"], "").strict and others["cibuildwheel"]["repair-wheel-command"] == ""
+
+
+@pytest.mark.slow
+def test_the_readmes_examples_print_what_it_says():
+    """What stands in a comment beside a ``print``."""
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    (README,) = DOCS.parent.glob("README.md")
+    text = README.read_text("utf-8")
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S))
+    said = run_python(program).stdout
+    results = re.findall(r"^print\(.*# (tensor\(.*\))$", program, re.M)
+    assert len(results) == 4 and re.findall(r"tensor\(.*\)", said) == results, said
+    assert "[[2. 2. 2.]\n [2. 2. 2.]]" in said and "overhead" in said
+    assert len(text.splitlines()) <= 150

@@ -58,6 +58,12 @@ def test_the_plot_is_that_of_the_same_run(perf, tmp_path):
     assert (tmp_path / "again.svg").read_text(encoding="utf-8") == text, f"python perf/plot.py {file} -o {shown}"
 
 
+def test_the_chart_is_that_of_the_same_run(perf):
+    table, bars = perf("table"), perf("bars")
+    file = table.file_in(table.README.read_text(encoding="utf-8"))
+    assert bars.chart(file) == bars.CHART.read_text(encoding="utf-8"), f"python perf/bars.py {file}"
+
+
 # ---- what is made of samples -----------------------------------------------------------------------------------------
 def test_a_run_is_written_and_read_back(perf, tmp_path):
     report, file = perf("report"), tmp_path / "new" / "run.json"
@@ -95,7 +101,7 @@ def test_the_table_has_ratios_of_its_run_and_leaves_out_what_was_not_measured(pe
     lines = [line for line in made.splitlines() if line.startswith("|")]
     assert lines[0] == "| call | fastexchange | hand-written C | Numba's dispatcher | other |"
     assert lines[2:] == ["| 3 NumPy arrays | 20.0 ns | 15.0 ns (0.75 x) | 180 ns (9.0 x) | empty C builtin 8.0 ns (0.40 x) |"]
-    assert made.startswith("All rows of one run, [run.json](run.json)") and "2030-01-02" in made
+    assert made.startswith("All rows of one run, [run.json](../run.json)") and "2030-01-02" in made
     assert table.file_in(f"{table.BEGIN}{made}{table.END}") == file
 
 

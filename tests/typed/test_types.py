@@ -65,10 +65,12 @@ def test_the_readmes_programs(checker, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("jax")
     lines = {}
-    for name in ("README.md", "docs/libraries.md"):
-        page = (STUB.parents[1] / name).read_text()
-        program = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))
-        file = f"{name.lower().rpartition('/')[2].removesuffix('.md')}.py"
+    root = STUB.parents[1]
+    chapters = "calls", "gradients", "cuda", "half", "processes", "conversions", "measuring", "kernels", "limits"
+    manual = ["README.md", *(f"docs/{chapter}.md" for chapter in chapters)]  # one program: they use the same kernels
+    for file, names in (("readme.py", manual), ("libraries.py", ["docs/libraries.md"])):
+        pages = "\n".join((root / name).read_text() for name in names)
+        program = "\n".join(re.findall(r"^```python\n(.*?)^```", pages, re.M | re.S))
         (tmp_path / file).write_text(program)
         lines[file] = program.splitlines()
     own = "--allow-untyped-defs", "--allow-untyped-calls", "--allow-redefinition"
