@@ -214,10 +214,12 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
     change = rng.choice([lambda word: word + 8, lambda word: 0, lambda word: word ^ 1, lambda word: word >> 8])
     moved = rng.choice([0, 8, -8])  # or all words from `at` on lie elsewhere
     read_word, read_byte = producer.read_word, producer.read_byte
-    heads, kept = set(), []
+    heads, kept = {}, []
+    size_at = ctypes.CDLL(None).malloc_usable_size
+    size_at.restype, size_at.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
 
     def is_changed(address: int) -> bool:
-        return any(head + at <= address < head + (256 if moved else at + 8) for head in heads)
+        return any(head + at <= address < head + min(size, 256 if moved else at + 8) for head, size in heads.items())
 
     def word(base: int, offset: int = 0) -> int | None:
         if not is_changed(base + offset):
@@ -234,7 +236,8 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
         def __get__(self, tensor, cls):
             if tensor is None:  # of the class, as whoever goes through its attributes asks
                 return self
-            heads.add(found := own.__get__(tensor, cls))
+            found = own.__get__(tensor, cls)
+            heads[found] = size_at(found)  # behind it another one may lie
             kept.append(tensor)  # nothing else may come to lie there
             return found
 
