@@ -85,6 +85,20 @@ exit code 0; with --strict 1 when a row that is no yardstick and no control got 
 noise; 2 for files that are not results, or have no row in common"""
 
 
+_CONFORMANCE = """\
+For libraries whose type has __dlpack_c_exchange_api__. FUNCTION is called without arguments, and
+returns a tensor of the type, or a list of some: contiguous, strided, readonly, empty ...
+
+Each line is ok or wrong: the table; an owning export, and that it says what __dlpack__ says;
+references; the deleter, in another thread and without the GIL; a borrowed view; the object that is
+made of an export; the allocator, also for too much memory; the stream; exports in four threads.
+The checks run in a process of their own: a crash is a line, too.
+
+example:
+  python -m fastexchange conformance mypackage.testing:make_tensor
+
+exit code 1 when a line says wrong, else 0"""
+
 _RUN = """\
 examples:
   python -m fastexchange run train.py --epochs 3
@@ -177,6 +191,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("what", metavar="MODULE:OBJECT", help="a module or a .py file, and a dotted name in it")
     explain.add_argument("--args", metavar="ARGUMENTS", help="for a kernel: explain the call with these arguments")
+
+    conformance = add(
+        "conformance",
+        "check the exchange table of your own type of tensors against DLPack",
+        "Calls the five functions of a type's exchange table as consumers do, and says what each does wrong.",
+        _CONFORMANCE,
+    )
+    conformance.add_argument("what", metavar="MODULE:FUNCTION", help="a function that makes a tensor, or a list of tensors")
 
     run = add(
         "run",
