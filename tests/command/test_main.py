@@ -105,7 +105,7 @@ def test_unknown_or_missing_arguments(arguments, words):
     assert done.stderr.startswith(("usage: python -m fastexchange", "python -m fastexchange run: "))
 
 
-@pytest.mark.parametrize("command", ["", "bench", "doctor", "explain", "run", "record", "precompile", "compare"])
+@pytest.mark.parametrize("command", ["", "bench", "doctor", "explain", "run", "record", "precompile", "compare", "conformance"])
 def test_help(command):
     done = run_here(*command.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
