@@ -94,7 +94,7 @@ references; the deleter, in another thread and without the GIL; a borrowed view;
 made of an export; the allocator, also for too much memory; the stream; exports in four threads.
 The checks run in a process of their own: a crash is a line, too.
 
-example:
+examples:
   python -m fastexchange conformance mypackage.testing:make_tensor
 
 exit code 1 when a line says wrong, else 0"""
