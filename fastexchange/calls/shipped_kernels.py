@@ -56,22 +56,26 @@ class ShippedKernels(CodeInFront):
     @property
     def note(self) -> str:
         """Where the code is, and that none of it fits if so: one line for ``explain``."""
-        where, *lines = str(self).splitlines()
-        return where if any(line.startswith("(") for line in lines) or not lines else f"{where}: {'; '.join(lines)}"
+        where, fitting, rest = self._described()
+        return where if fitting or not rest else f"{where}: {rest}"
 
     def __str__(self):
+        where, fitting, rest = self._described()
+        return "\n".join([where, *fitting, *([rest] if rest else [])])
+
+    def _described(self) -> tuple[str, list[str], str]:
+        """Where the code is, or why it is not used; the signatures whose code fits; what is to say of the rest."""
         file = self.file
         if file is None:
-            return f"not used: {why_not.get(self.package) or 'native code is not used here'}"
+            return f"not used: {why_not.get(self.package) or 'native code is not used here'}", [], ""
         assert self._keys is not None
         texts = file.keys()
         fit = self._keys.that_fit(texts)
-        where = f"for {file.level}, in {file.path}"
-        lines = [f"({', '.join(map(str, file.load('', texts[name])[0][0]))})" for name in fit]
+        signatures = [f"({', '.join(map(str, file.load('', texts[name])[0][0]))})" for name in fit]
         if others := sum(self._name in text for name, text in texts.items() if name not in fit):
             why = "the function, what it names, or what others have registered with Numba, is another here"
-            lines.append(f"{others} that do not fit: {why}")
-        return "\n".join([where, *(lines or ["nothing of this kernel"])])
+            return f"for {file.level}, in {file.path}", signatures, f"{others} that do not fit: {why}"
+        return f"for {file.level}, in {file.path}", signatures, "" if signatures else "nothing of this kernel"
 
     @property
     def _name(self) -> str:

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import shown
@@ -29,17 +27,10 @@ def launcher_of(kernel, launch, what: str, out: str | None = None) -> Callable:
             f"{what}: launch is (grid, block), a number of tasks in the notation of shapes, such as 'n', or a function, not "
             f"{shown(launch)}"
         )
-    return _fixed(kernel, launch, f"{what}: launch={shown(launch)}")
-
-
-def _fixed(kernel, launch, what: str):
-    """Return the launcher for a configuration of numbers. Raises TypeError or ValueError for one that no device takes."""
-    if not isinstance(launch, (tuple, int, np.integer)) or isinstance(launch, bool):
-        raise TypeError(f"{what}: a configuration is (grid, block), or a number of tasks")
-    launcher = kernel[launch] if isinstance(launch, tuple) else kernel.forall(launch)
-    grid, block, *_, tasks, _ = launcher.configuration
-    if tasks < 0 and not (is_grid.py_func(launcher._native) and is_block.py_func(launcher._native)):
-        raise ValueError(f"{what}: no device takes a grid of {grid} blocks of {block} threads")
+    launcher = kernel[launch]
+    if not (is_grid.py_func(launcher._native) and is_block.py_func(launcher._native)):
+        grid, block, *_ = launcher.configuration
+        raise ValueError(f"{what}: launch={shown(launch)}: no device takes a grid of {grid} blocks of {block} threads")
     return launcher
 
 
@@ -100,11 +91,11 @@ class _Chosen(NativeCallable):
 
     def _call_numba(self, /, *args, **kwargs):
         chosen = self._launch(*args, **kwargs)
-        what = f"{self._kernel.__qualname__}(): the function in launch= returned {shown(chosen)}"
         try:
-            launcher = _fixed(self._kernel, chosen, what)
+            launcher = self._kernel[chosen] if isinstance(chosen, tuple) else self._kernel.forall(chosen)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{what}, which is no configuration") from error
+            said = f"the function in launch= returned {shown(chosen)}, which is no configuration"
+            raise type(error)(f"{self._kernel.__qualname__}(): {said}") from error
         return launcher(*args, **kwargs)
 
 
