@@ -3,7 +3,6 @@
 Ratios are taken round by round, as the run's own are.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -135,20 +134,5 @@ def file_in(text: str) -> Path:
     return README.parent / text.split(BEGIN)[1].split("](")[1].split(")")[0]
 
 
-def main() -> int:
-    """Print the tables, or write them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path, help="what `cuda_launches.py --json` wrote, in perf/results/")
-    parser.add_argument("--write", action="store_true", help="put them into perf/README.md")
-    options = parser.parse_args()
-    made = table(options.file.resolve())
-    if not options.write:
-        print(made, end="")
-        return 0
-    head, rest = README.read_text(encoding="utf-8").split(BEGIN)
-    README.write_text(head + BEGIN + made + END + rest.split(END)[1], encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report.write_table(__doc__.splitlines()[0], table, README, BEGIN, END))

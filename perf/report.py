@@ -1,7 +1,8 @@
 """What a run prints and writes: tables, and JSON, which is also read back."""
 
+import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +74,18 @@ def read_json(path: Path) -> tuple[dict, dict[str, Samples]]:
 def samples_of(results) -> dict[str, Samples]:
     """By key the samples of results as :func:`write_json` writes them."""
     return {row["key"]: Samples(np.array(row[f"samples_{unit_of(row['key'])}"])) for row in results}
+
+
+def write_table(description: str, table: Callable[[Path], str], page: Path, begin: str, end: str) -> int:
+    """The program of a table of a run's file: print it, or with ``--write`` put it between two markers of a page."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("file", type=Path, help="a run's file, in perf/results/")
+    parser.add_argument("--write", action="store_true", help=f"put it into {page.parent.name}/{page.name}")
+    options = parser.parse_args()
+    made = table(options.file.resolve())
+    if not options.write:
+        print(made, end="")
+        return 0
+    head, rest = page.read_text(encoding="utf-8").split(begin)
+    page.write_text(head + begin + made + end + rest.split(end)[1], encoding="utf-8")
+    return 0
