@@ -55,7 +55,7 @@ def fast_args(
     returns : the type of new arrays that the kernel returns, alone or in tuples and lists. None: a tensor of the framework of the
         call's first tensor, or of NumPy if there is none. A type (``torch.Tensor``, ``numpy.ndarray``): a tensor of this type. A
         parameter's name: a tensor of this argument's framework. An argument that the kernel returns stays the same object.
-    out : the last parameters that are outputs, and their shapes: ``"x[n, d], w[d] -> y[n, d]"`` (see ``docs/calls.md``, and
+    out : the last parameters that are outputs, and their shapes: ``"x[n, d], w[d] -> y[n, d]"`` (see ``docs/how-to/calls.md``, and
         ``fastexchange.ground.shape_notation``). If a call omits an output, or gives None, it is allocated, uninitialised, by the
         framework of `returns`, or else of the first tensor in the notation. Its elements are of the declared type, or of the one
         to which the types of the tensors on the left are promoted (as by PyTorch and JAX). The call returns its outputs; the

@@ -1,4 +1,4 @@
-"""``python perf/table.py FILE.json``: what a call costs, by a run's file; ``--write`` puts that into docs/measuring.md.
+"""``python perf/table.py FILE.json``: what a call costs, by a run's file; ``--write`` puts that into docs/how-to/measuring.md.
 
 A row whose figures the run does not have is left out. Ratios are taken round by round, as the run's own are.
 """
@@ -17,7 +17,7 @@ from fastexchange.measuring.figures import figure
 from fastexchange.measuring.timing import Samples
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "docs" / "measuring.md"
+README = ROOT / "docs" / "how-to" / "measuring.md"
 BEGIN, END = "<!-- perf: begin -->\n", "<!-- perf: end -->\n"
 PLOT = "../perf/results/overhead.svg"
 COLUMNS = {"c": "hand-written C", "njit": "Numba's dispatcher", "tvm": "tvm-ffi `nop`", "nanobind": "nanobind"}
@@ -204,14 +204,14 @@ def table(path: Path) -> str:
 
 def file_in(text: str) -> Path:
     """The run that the README's table is of."""
-    return (ROOT / "docs" / text.split(BEGIN)[1].split("](")[1].split(")")[0]).resolve()
+    return (README.parent / text.split(BEGIN)[1].split("](")[1].split(")")[0]).resolve()
 
 
 def main() -> int:
     """Print the table, or write it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="what `run.py --json` wrote, in this checkout")
-    parser.add_argument("--write", action="store_true", help="put it into docs/measuring.md")
+    parser.add_argument("--write", action="store_true", help="put it into docs/how-to/measuring.md")
     options = parser.parse_args()
     try:
         made = table(options.file.resolve())

@@ -1,6 +1,6 @@
 """The interoperability matrix: every producer, every way in, and whether memory is shared, copied or refused.
 
-``python tests/interoperability.py`` prints the table that docs/conversions.md has; ``--write`` puts it there.
+``python tests/interoperability.py`` prints the table that docs/reference/conversions.md has; ``--write`` puts it there.
 """
 
 import array as array_module
@@ -32,7 +32,7 @@ def optional(module: str):
 
 
 jax, pyarrow, ml_dtypes = map(optional, ("jax", "pyarrow", "ml_dtypes"))
-README = Path(__file__).parents[1] / "docs" / "conversions.md"
+README = Path(__file__).parents[1] / "docs" / "reference" / "conversions.md"
 BEGIN, END = "<!-- interoperability: begin -->\n", "<!-- interoperability: end -->\n"
 DTYPES = NUMPY_DTYPES if ml_dtypes is None else (*NUMPY_DTYPES, "bfloat16")
 

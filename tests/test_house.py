@@ -119,7 +119,7 @@ def test_names_in_docstrings_exist():
 
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "perf/README.md"]
-DOCUMENTS += sorted(f"docs/{path.name}" for path in (ROOT.parent / "docs").glob("*.md"))
+DOCUMENTS += sorted(str(path.relative_to(ROOT.parent)) for path in (ROOT.parent / "docs").rglob("*.md"))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -20,7 +20,7 @@ from numba.core import event  # noqa: E402
 
 has_numba = time.perf_counter()
 declared: dict[str, str] = {}
-if who != "shipped":  # what docs/libraries.md does where fastexchange is not installed, for all modules at once
+if who != "shipped":  # what docs/users/libraries.md does where fastexchange is not installed, for all modules at once
     numba.njit = functools.partial(numba.njit, cache=who == "cached")
 
     def fast_args(function=None, /, out="", **options):

@@ -17,7 +17,7 @@ def programs(page: str, language: str = "python") -> list[str]:
 
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_a_library_for_which_the_package_is_optional(is_installed):
-    decorated, accelerated = programs("libraries.md")
+    decorated, accelerated = programs("users/libraries.md")
     code = f"""
 import sys
 if not {is_installed}:
@@ -39,11 +39,11 @@ print([hasattr(each, "counts") for each in (own, theirs, total)])
 
 def test_a_package_that_ships_its_kernels():
     """What its example lists is compiled, and the hooks read the options in its pyproject.toml."""
-    (module,) = programs("shipping.md")
+    (module,) = programs("how-to/shipping.md")
     code = f"{module}\nfor kernel, *calls in __precompile__():\n    print(kernel.precompile(*calls))"
     f64, f32 = "Array(float64, 1, 'C', False, aligned=True)", "Array(float32, 1, 'C', False, aligned=True)"
     assert run_python(code).stdout == f"[(float64, {f64}, {f64}), (float64, {f32}, {f32})]\n"
-    tables = list(map(pytest.importorskip("tomllib").loads, programs("shipping.md", "toml")))
+    tables = list(map(pytest.importorskip("tomllib").loads, programs("how-to/shipping.md", "toml")))
     hatchs, setuptools, others = (each["tool"] for each in tables)
     hatchs = hatchs["hatch"]["build"]["targets"]["wheel"]["hooks"]
     assert Options.read(hatchs["fastexchange"], "").targets == ["mypackage.kernels", "kernels.json"]

@@ -68,7 +68,7 @@ def test_the_readmes_programs(checker, tmp_path):
     root = STUB.parents[1]
     chapters = "calls", "gradients", "cuda", "half", "processes", "conversions", "measuring", "kernels", "limits"
     manual = ["README.md", *(f"docs/{chapter}.md" for chapter in chapters)]  # one program: they use the same kernels
-    for file, names in (("readme.py", manual), ("libraries.py", ["docs/libraries.md"])):
+    for file, names in (("readme.py", manual), ("libraries.py", ["docs/users/libraries.md"])):
         pages = "\n".join((root / name).read_text() for name in names)
         program = "\n".join(re.findall(r"^```python\n(.*?)^```", pages, re.M | re.S))
         (tmp_path / file).write_text(program)

@@ -1,0 +1,37 @@
+"""The site: ``sphinx-build -W -n -c docs . docs/_build``, of the extra ``docs``; its pages need no server and no network.
+
+Sources are the repository's own documents, where they lie: a link from one to another is right in a checkout and on the site.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from fastexchange import __version__  # noqa: E402
+
+project = "fastexchange"
+author = "the authors of fastexchange"
+release = version = __version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**.md",
+    "*.md",
+    "examples/**.md",
+    "kernels/**.md",
+    "notebooks/*.md",
+    "notebooks/*.ipynb",
+    "perf/README.md",
+    "perf/results/*.md",
+]
+exclude_patterns = ["docs/_build", "**/.ipynb_checkpoints", ".gpu", ".venv*"]
+nb_execution_mode = "off"  # tests run the notebooks, and keep what they print
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "deflist"]
+
+html_theme = "furo"
+html_title = f"fastexchange {__version__}"
+html_show_sourcelink = False
