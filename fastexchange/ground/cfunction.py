@@ -38,14 +38,19 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 @contextlib.contextmanager
-def _jit_enabled():
-    """Context manager: enable compilation under ``NUMBA_DISABLE_JIT``, which is for users' functions."""
+def _own_settings():
+    """Context manager: Numba's settings for users' functions, as ``NUMBA_DISABLE_JIT``, are not for native code.
+
+    For the thread that holds the compiler's lock.
+    """
     settings: Any = config
-    before, settings.DISABLE_JIT = settings.DISABLE_JIT, 0
+    own = {"DISABLE_JIT": 0, **numba_code.native_settings()}
+    before = {name: getattr(settings, name) for name in own}
     try:
+        vars(settings).update(own)
         yield
     finally:
-        settings.DISABLE_JIT = before
+        vars(settings).update(before)
 
 
 class _Announced:
@@ -221,7 +226,7 @@ class CodeCache:
         return ""
 
     def _full_key(self, key: tuple, *modules: str) -> str:
-        depends_on = numba_code.native_code_depends_on(), numba_code.machine_depends_on()
+        depends_on = numba_code.native_code_depends_on(), numba_code.native_machine_depends_on()
         return repr((key, source_stamp(*modules), depends_on))
 
     def _load_shipped(self, key: tuple):
@@ -272,7 +277,7 @@ class CodeCache:
     def _build(self, key: tuple, full_key: str, build):
         """Compile. Returns what :meth:`_load` returns, and whether it was kept on disk, which is not tried without `full_key`."""
         is_kept = False
-        with _jit_enabled(), numba_code.number_names(None), _announced if key[0] == "function" else contextlib.nullcontext():
+        with _own_settings(), numba_code.number_names(None), _announced if key[0] == "function" else contextlib.nullcontext():
             library, symbols, extra = build()
         self.misses += 1
         say("native code %s: compiled", _name_of(key))
@@ -377,7 +382,7 @@ class CFunction:
         c_type = ir.FunctionType(c_result, [context.get_value_type(t) for t in self._arguments])
         unit = CodeUnit(context, f"function.{self.__name__}", c_type, first)
         signature = self._result(*self._arguments)
-        with _jit_enabled(), _announced:
+        with _own_settings(), _announced:
             body = native(self._python_function).dispatcher
             body.compile(signature)
         compiled = body.overloads[signature.args]

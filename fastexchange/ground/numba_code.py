@@ -526,14 +526,20 @@ def settings() -> list[tuple[str, str]]:
     return [(name, str(getattr(config, name, None))) for name in _SETTINGS]
 
 
-def machine_depends_on() -> tuple:
-    """What machine code made here depends on: the processor and Numba's settings."""
-    return processor(), settings()
+def native_settings() -> dict[str, Any]:
+    """The values that Numba's settings have while native code is compiled, whatever is set for users' functions."""
+    return {"OPT": type(_OPTIMISATION)(3), "BOUNDSCHECK": 0, "DEBUGINFO_DEFAULT": 0, "DEBUG_JIT": 0}
+
+
+def native_machine_depends_on() -> tuple:
+    """What machine code of native functions depends on: the processor, and settings that :func:`native_settings` leaves alone."""
+    own = native_settings()
+    return processor(), int(_OPTIMISATION), [(name, value) for name, value in settings() if name not in own]
 
 
 def code_depends_on() -> tuple:
     """Everything that a kernel's machine code depends on besides its sources: builds and versions, the processor, settings."""
-    return native_code_depends_on(), sys.version, sys.maxsize, np.__version__, machine_depends_on()
+    return native_code_depends_on(), sys.version, sys.maxsize, np.__version__, (processor(), settings())
 
 
 _SETTINGS = (
@@ -541,6 +547,8 @@ _SETTINGS = (
     "LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS",
 )  # fmt: skip
 """Numba's settings that affect the code of a function."""
+_OPTIMISATION: Any = config.OPT
+"""LLVM's target machine keeps the level of optimisation that was set when Numba made it."""
 
 
 @check

@@ -197,7 +197,7 @@ def test_code_is_carried_and_goes_on(scaled):
 
 @pytest.mark.parametrize(("owner", "name", "value"), [
     (numba, "__version__", "0.68.0"), (carried_code, "made_by", lambda: "another version"), (sys, "version", sys.version + "."),
-    (numba_code, "machine_depends_on", lambda: "another"),
+    (numba_code, "settings", lambda: "another"),
 ], ids=["Numba", "package", "Python", "machine"])  # fmt: skip
 def test_a_receiver_that_cannot_run_the_code_compiles(scaled, monkeypatch, owner, name, value):
     other = received(scaled)
