@@ -56,8 +56,12 @@ def dependencies(function: python_types.FunctionType, options: dict) -> str:
     Raises :class:`NotDescribable` if the function names a value that cannot be described.
     """
     _check_module(function, f"{function.__qualname__!r}")
-    describer = _Describer()
-    return _digest_of(lambda: (describer.describe((function, options), "an option"), _extensions()), function.__qualname__)
+
+    def describe() -> tuple:
+        extended = _extensions()
+        return _Describer(is_extended=len(extended) > 1).describe((function, options), "an option"), extended
+
+    return _digest_of(describe, function.__qualname__)
 
 
 def _check_module(function: python_types.FunctionType, name: str) -> None:
@@ -95,14 +99,14 @@ class _Describer:
     `is_local`: do not follow other compiled functions. `is_loose`: for a value that cannot be described, take its name.
     """
 
-    def __init__(self, is_local: bool = False, is_loose: bool = False) -> None:
-        self._is_local, self._is_loose = is_local, is_loose
+    def __init__(self, is_local: bool = False, is_loose: bool = False, is_extended: bool | None = None) -> None:
+        self._is_local, self._is_loose, self._known = is_local, is_loose, is_extended
         self._met: dict[int, tuple[Any, Any]] = {}  # holds the objects, so their addresses are not reused
 
     @functools.cached_property
     def _is_extended(self) -> bool:
         """Whether somebody has registered extensions with Numba."""
-        return bool(extensions())
+        return bool(extensions()) if self._known is None else self._known
 
     def describe(self, value: Any, name: str) -> Any:
         """Describe a value. `name`: the object that names it, for the message of :class:`NotDescribable`."""

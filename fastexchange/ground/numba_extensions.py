@@ -63,7 +63,8 @@ def _new() -> Iterator[tuple[str, list]]:
     for registries, names in (([_typing_registry, *typing], _TYPED), ([_lowering_registry, *target], _LOWERED)):
         for registry in registries:
             for name in names:
-                yield name, [item for item in _new_of_list(getattr(registry, name)) if not _is_of_a_compilation(item)]
+                if new := _new_of_list(getattr(registry, name)):
+                    yield name, [item for item in new if not _is_of_a_compilation(item)]
     for kind, rewrites in list(_rewrites.rewrites.items()):
         yield kind, _new_of_list(rewrites)
     yield "types of Python", _new_of_list(_python_types.functions)
@@ -88,8 +89,9 @@ def _is_of_a_compilation(item: Any) -> bool:
 
 def _new_of_list(items: list) -> list:
     _, count = _seen.get(id(items), (None, 0))
-    if len(items) != count:
-        _seen[id(items)] = items, len(items)
+    if len(items) == count:
+        return []
+    _seen[id(items)] = items, len(items)
     return items[count:]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from interpreter import environment_of, run_python
 from shell import run
+from test_shipped import build, started
 
 from fastexchange.command.make_code import LEVELS_HERE
 from fastexchange.ground import numba_code, package_code
@@ -185,6 +186,23 @@ def test_code_that_does_not_fit_costs_a_compilation(copied):
     assert "carrier" in found.stdout and "checksum is wrong" in found.stdout, found.stdout
     file.write_bytes(data)
     assert called(copied, NUMBA_BOUNDSCHECK="1")[1] != []  # made with another setting
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("qemu-x86_64-static") is None, reason="emulates older processors")
+def test_other_processors_load_what_they_have_the_features_for(copied, tmp_path):
+    """Emulated ones: a level that fits is loaded, and without one kernels are compiled. This package's own code is shipped, too."""
+    build(tmp_path)
+    levels = "x86-64-v2", "x86-64-v3"
+    assert make(copied, "--cpu", ",".join(levels)).returncode == 0
+    for cpu, expected in (("Nehalem", levels[0]), ("Haswell", levels[1]), ("qemu64", None)):
+        said = "from fastexchange.ground import package_code; print([file.level for file in package_code.opened])"
+        emulated = "qemu-x86_64-static", "-cpu", cpu
+        done = started(tmp_path, "-c", f"{CALLS}\n{said}", under=emulated, PYTHONPATH=f"{copied}:{tmp_path}")
+        *lines, compiled, loaded = done.stdout.splitlines()
+        assert "\n".join(lines) + "\n" == RESULTS, done
+        assert eval(loaded) == ([expected] if expected else []), done
+        assert ("scaled" in eval(compiled)) == (expected is None), done
 
 
 def entry(made_for, half="", package="mine"):

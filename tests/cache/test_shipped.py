@@ -69,11 +69,12 @@ def slow(function):
     return pytest.mark.slow(pytest.mark.skipif(not ON_LINUX, reason="made on Linux with x86-64")(function))
 
 
-def started(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    """A fresh process that imports the package from `root`."""
+def started(root: Path, *arguments: str, under: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess:
+    """A fresh process that imports the package from `root`. `under`: the command that runs it."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     env |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", **environment}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, timeout=240, cwd=root)
+    command = [*under, sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=900 if under else 240, cwd=root)
 
 
 def run(root: Path, code: str, **environment: str) -> str:
