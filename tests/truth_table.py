@@ -1,7 +1,8 @@
 """Truth tables: every kind of a framework's tensors, every way to its memory, and what the consumer gets.
 
-``python tests/truth_table.py`` prints the tables of ``docs/explanation/truth-tables.md``; ``--write`` puts them there. Many cells read what is not
-there, so all are filled by forks of a process that has imported everything: one for every row or for all, another after a crash.
+``python tests/truth_table.py`` prints the tables of ``docs/explanation/truth-tables.md``; ``--write`` puts them there. Many
+cells read what is not there, so all are filled by forks of a process that has imported everything: one for every row or for
+all, another after a crash.
 """
 
 import contextlib
