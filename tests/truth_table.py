@@ -1,7 +1,8 @@
 """Truth tables: every kind of a framework's tensors, every way to its memory, and what the consumer gets.
 
-``python tests/truth_table.py`` prints the tables that SECURITY.md has; ``--write`` puts them there. Many cells read what is not
-there, so all are filled by forks of a process that has imported everything: one for every row or for all, another after a crash.
+``python tests/truth_table.py`` prints the tables of ``docs/explanation/truth-tables.md``; ``--write`` puts them there. Many
+cells read what is not there, so all are filled by forks of a process that has imported everything: one for every row or for
+all, another after a crash.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ except ImportError:
 with contextlib.suppress(ImportError):
     import ml_dtypes  # noqa: F401  with which the narrow floats are known
 
-SECURITY = Path(__file__).parents[1] / "SECURITY.md"
+PAGE = Path(__file__).parents[1] / "docs/explanation/truth-tables.md"
 MODULES = "torch_truth", "jax_truth"
 """Each has a ``TABLE``."""
 
@@ -316,8 +317,8 @@ def markdown(found: Outcomes) -> str:
 
 
 def committed(table: Table) -> tuple[str, Outcomes, str]:
-    """What SECURITY.md says before the table, in it and after it."""
-    before, begin, rest = SECURITY.read_text().partition(f"<!-- {table.module}: begin -->\n")
+    """What the page says before the table, in it and after it."""
+    before, begin, rest = PAGE.read_text().partition(f"<!-- {table.module}: begin -->\n")
     text, end, after = rest.partition(f"<!-- {table.module}: end -->\n")
     lines = [[part.strip() for part in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     head, _, *rows = lines or [[], []]
@@ -325,7 +326,7 @@ def committed(table: Table) -> tuple[str, Outcomes, str]:
 
 
 def check_committed(table: Table, found: Outcomes) -> None:
-    """SECURITY.md's table is the one that is made, as far as its columns are filled and the same packages are installed."""
+    """The page's table is the one that is made, as far as its columns are filled and the same packages are installed."""
     said, again = committed(table)[1], "python tests/truth_table.py --write"
     in_it, filled = ({*next(iter(cells.values()))} for cells in (said, found))
     in_both = [column.title for column in table.columns if column.title in in_it & filled and not column.why_not]
@@ -350,6 +351,6 @@ if __name__ == "__main__":
         print(made)
         if "--write" in sys.argv[1:]:
             if "not installed" in made:
-                sys.exit("SECURITY.md is left as it is: not every consumer is installed (nanobind, apache-tvm-ffi)")
+                sys.exit("the page is left as it is: not every consumer is installed (nanobind, apache-tvm-ffi)")
             before, _, after = committed(each)
-            SECURITY.write_text(before + made + after)
+            PAGE.write_text(before + made + after)

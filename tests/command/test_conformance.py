@@ -1,9 +1,17 @@
 """``conformance``: tables that are right, and what it says of tables that are not."""
 
+import re
+import shutil
+import subprocess
+import sysconfig
+
 import pytest
 from frameworks import torch
-from shell import run
+from shell import ROOT, run
 
+from fastexchange.ground.dlpack import CDEF
+
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 TABLES = """
 import ctypes
 import numpy as np
@@ -130,3 +138,17 @@ def test_wrong_tables(folder, name):
 def test_bad_input(folder, what, said):
     done = run("conformance", what, path=folder)
     assert done.returncode == 2 and said in done.stderr and not done.stdout, done
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+def test_the_table_that_the_documents_show(tmp_path):
+    """The C of ``docs/users/producers.md`` is that of the example, whose table is right."""
+    source = (ROOT / "examples/exchange_table/vectors.c").read_text()
+    shown = re.findall(r"^```c\n(.*?)^```", (ROOT / "docs/users/producers.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(shown) == 3 and [each for each in shown if each not in source] == []
+    (tmp_path / "dlpack.h").write_text(f"#include <stdint.h>\n{CDEF}")
+    (tmp_path / "made.py").write_text("import vectors\ndef tensors(): return [vectors.zeros(5), vectors.zeros(0)]\n")
+    options = ["-Wall", "-Werror", "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", f"-I{tmp_path}"]
+    subprocess.run([COMPILER, *options, "-o", tmp_path / "vectors.so", "-xc", "-"], input=source, text=True, check=True)
+    done = run("conformance", "made:tensors", path=tmp_path)
+    assert done.returncode == 0 and "all 20 right" in done.stdout, done.stdout
