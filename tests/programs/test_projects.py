@@ -1,4 +1,4 @@
-"""The scripts of ``docs/projects/`` print what their pages say of other projects. Where one does not any more, change its page."""
+"""The scripts of ``docs/projects/`` print what their pages say of other projects. Where one no longer does, change its page."""
 
 import importlib.util
 import re
