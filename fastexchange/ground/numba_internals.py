@@ -362,8 +362,11 @@ _LIBRARY = tuple({
 def is_known_file(file: str) -> bool:
     """Whether a source file belongs to Python, NumPy or Numba, so that their versions identify it.
 
-    Other files below Python's library are somebody's: in ``site-packages``, the base's too if a virtual environment has it.
+    Other files below Python's library are somebody's: in ``site-packages``, the base's too if a virtual environment has it. In a
+    program that PyInstaller has frozen, modules' code is of files below the folder of all packages, named without it.
     """
+    if getattr(sys, "frozen", False) and not os.path.isabs(file):
+        file = os.path.join(os.path.dirname(os.__file__), file)
     if file.startswith("<frozen "):
         return file[8:].partition(".")[0].rstrip(">") in sys.stdlib_module_names
     inside = next((file[len(folder) :] for folder in _LIBRARY if file.startswith(folder)), "")

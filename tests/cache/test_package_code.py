@@ -2,15 +2,19 @@
 
 import itertools
 import shutil
+import subprocess
 import zipfile
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
 import pytest
 from interpreter import environment_of, run_python
 from shell import run
-from test_shipped import build, started
+from test_shipped import build as build_native
+from test_shipped import started
 
+from fastexchange.command import pyinstaller_hook
 from fastexchange.command.make_code import LEVELS_HERE
 from fastexchange.ground import numba_code, package_code
 from fastexchange.ground.disk_cache import NotBelieved, framed
@@ -122,6 +126,7 @@ def called(root: Path, *arguments: str, **environment: str) -> tuple[str, list[s
     return "\n".join(lines) + "\n", [name for name in eval(names) if name in ("scaled", "rooted", "norm", "doubled", "twice")]
 
 
+@pytest.mark.slow
 def test_what_is_made(built):
     said = (built / "said").read_text()
     floats = "array(float32, 1d, C)"
@@ -188,21 +193,58 @@ def test_code_that_does_not_fit_costs_a_compilation(copied):
     assert called(copied, NUMBA_BOUNDSCHECK="1")[1] != []  # made with another setting
 
 
+def said_by(done) -> tuple[str, list[str], list[str]]:
+    """What a process prints, the names of the functions that it compiles, and the levels of the code that it has opened."""
+    assert done.returncode == 0, done
+    *lines, compiled, levels = done.stdout.splitlines()
+    return "\n".join(lines) + "\n", [name for name in eval(compiled) if name in ("scaled", "rooted", "doubled")], eval(levels)
+
+
+LEVELS_OPENED = """
+from fastexchange.ground import package_code
+print([file.level for file in package_code.opened])
+"""
+
+
+@pytest.fixture(scope="module")
+def with_native_code(tmp_path_factory) -> Path:
+    """A folder with this package, its own machine code in it."""
+    root = tmp_path_factory.mktemp("native")
+    build_native(root)
+    return root
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("qemu-x86_64-static") is None, reason="emulates older processors")
-def test_other_processors_load_what_they_have_the_features_for(copied, tmp_path):
-    """Emulated ones: a level that fits is loaded, and without one kernels are compiled. This package's own code is shipped, too."""
-    build(tmp_path)
-    levels = "x86-64-v2", "x86-64-v3"
-    assert make(copied, "--cpu", ",".join(levels)).returncode == 0
-    for cpu, expected in (("Nehalem", levels[0]), ("Haswell", levels[1]), ("qemu64", None)):
-        said = "from fastexchange.ground import package_code; print([file.level for file in package_code.opened])"
-        emulated = "qemu-x86_64-static", "-cpu", cpu
-        done = started(tmp_path, "-c", f"{CALLS}\n{said}", under=emulated, PYTHONPATH=f"{copied}:{tmp_path}")
-        *lines, compiled, loaded = done.stdout.splitlines()
-        assert "\n".join(lines) + "\n" == RESULTS, done
-        assert eval(loaded) == ([expected] if expected else []), done
-        assert ("scaled" in eval(compiled)) == (expected is None), done
+def test_older_processors_load_what_they_have_the_features_for(copied, with_native_code):
+    assert make(copied, "--cpu", "x86-64-v2,x86-64-v3").returncode == 0
+
+    def emulated(cpu: str):
+        paths = f"{copied}:{with_native_code}"
+        return said_by(started(copied, "-c", CALLS + LEVELS_OPENED, under=("qemu-x86_64-static", "-cpu", cpu), PYTHONPATH=paths))
+
+    assert emulated("Haswell") == (RESULTS, [], ["x86-64-v3"])
+    assert emulated("Nehalem") == (RESULTS, [], ["x86-64-v2"])
+    (copied / "carrier" / "_kernels" / name_of_file("x86-64-v2")).unlink()
+    results, compiled, levels = emulated("Nehalem")
+    assert results == RESULTS and set(compiled) == {"scaled", "rooted", "doubled"} and levels == []
+
+
+@pytest.mark.nightly
+def test_a_program_that_pyinstaller_freezes(copied, with_native_code):
+    pytest.importorskip("PyInstaller")
+    (copied / "program.py").write_text(CALLS + LEVELS_OPENED)
+    options = ["--additional-hooks-dir", *pyinstaller_hook.folders(), "--collect-data", "carrier"]
+    for optional in "torch jax cupy paddle pandas matplotlib scipy IPython tvm_ffi numba_cuda_mlir rich".split():
+        options += "--exclude-module", optional
+    paths = f"{copied}:{with_native_code}"
+    started(copied, "-m", "PyInstaller", "--noconfirm", *options, "program.py", PYTHONPATH=paths).check_returncode()
+    frozen = copied / "dist" / "program" / "program"
+    environment = {"HOME": "/dev/null", "NUMBA_CPU_NAME": "generic"}
+    done = subprocess.run([str(frozen)], env=environment, cwd="/", capture_output=True, text=True, timeout=240)
+    assert said_by(done) == (RESULTS, [], ["x86-64"]) and not done.stderr
+    (ours,) = (point for point in entry_points(group="pyinstaller40") if point.module.startswith("fastexchange."))
+    assert ours.load() is pyinstaller_hook.folders
 
 
 def entry(made_for, half="", package="mine"):
@@ -306,6 +348,7 @@ def test_a_pickle_of_a_shipped_kernel_carries_its_code(copied):
     assert "note: machine code that comes with carrier: for x86-64, in " in said
 
 
+@pytest.mark.slow
 def test_entries_have_neither_addresses_nor_paths(built):
     data = (built / "carrier" / "_kernels" / name_of_file("x86-64")).read_bytes()
     assert b"_0x7f" not in data and str(built).encode() not in data and b"ValueError" in data
