@@ -1,4 +1,4 @@
-"""The site: ``sphinx-build -W -n -c docs . docs/_build``, of the extra ``docs``; its pages need no server and no network.
+"""The site: ``sphinx-build -W -n -c docs . docs/_build``, of the extra ``docs``; ``docs/check.py`` checks it. It needs no server, no network.
 
 Sources are the repository's own documents, where they lie: a link from one to another is right in a checkout and on the site.
 """
@@ -34,4 +34,5 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 
 html_theme = "furo"
 html_title = f"fastexchange {__version__}"
-html_show_sourcelink = False
+html_show_sourcelink = html_copy_source = False
+html_extra_path = ["index.html"]  # a server shows it first: it leads to docs/
