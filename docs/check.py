@@ -38,8 +38,10 @@ def broken(site: Path):
                 wrong = "is loaded from elsewhere" if link in page.loads and parts.scheme != "data" else None
             elif not target.is_file():
                 wrong = "leads to no file"
+            elif target in pages and unquote(parts.fragment) not in pages[target].anchors:
+                wrong = "leads to no such anchor"
             else:
-                wrong = None if target not in pages or unquote(parts.fragment) in pages[target].anchors else "leads to no such anchor"
+                wrong = None
             if wrong:
                 yield f"{path.relative_to(site)}: {link} {wrong}"
     index = json.loads((site / "searchindex.js").read_text("utf-8").removeprefix("Search.setIndex(").removesuffix(")"))
