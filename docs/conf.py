@@ -3,6 +3,7 @@
 Sources are the repository's own documents, where they lie: a link from one to another is right in a checkout and on the site.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ project = "fastexchange"
 author = "the authors of fastexchange"
 release = version = __version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/**.md",
@@ -32,7 +33,26 @@ nb_execution_mode = "off"  # tests run the notebooks, and keep what they print
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence", "deflist"]
 
+autodoc_typehints = "none"  # docstrings say what they mean
+
 html_theme = "furo"
 html_title = f"fastexchange {__version__}"
+html_static_path = html_css_files = ["site.css"]
 html_show_sourcelink = html_copy_source = False
 html_extra_path = ["index.html"]  # a server shows it first: it leads to docs/
+
+
+def set_sections(app, what, name, obj, options, lines: list[str]) -> None:
+    """Set the docstrings' headings, and their ``name : description``, which NumPy's style would take for a type."""
+    text = re.sub(r"^(\w[\w ]*)\n-+$", r".. rubric:: \1\n", "\n".join(lines), flags=re.M)
+    lines[:] = re.sub(r"^([*\w]+(?:, [*\w]+)*) : (?=\S)", r"``\1``\n    ", text, flags=re.M).split("\n")
+
+
+def hide_constructors(app, what, name, obj, options, signature, returned):
+    """Show the parameters of classes that users call: those are the tuples."""
+    return ("", None) if what in ("class", "exception") and not issubclass(obj, tuple) else None
+
+
+def setup(app) -> None:
+    app.connect("autodoc-process-docstring", set_sections)
+    app.connect("autodoc-process-signature", hide_constructors)
