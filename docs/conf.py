@@ -3,14 +3,21 @@
 Sources are the repository's own documents, where they lie: a link from one to another is right in a checkout and on the site.
 """
 
+import contextlib
+import io
+import os
 import re
 import sys
 from pathlib import Path
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from fastexchange import __version__  # noqa: E402
+from fastexchange.__main__ import main  # noqa: E402
 
 project = "fastexchange"
 author = "the authors of fastexchange"
@@ -50,9 +57,22 @@ def set_sections(app, what, name, obj, options, lines: list[str]) -> None:
 
 def hide_constructors(app, what, name, obj, options, signature, returned):
     """Show the parameters of classes that users call: those are the tuples."""
-    return ("", None) if what in ("class", "exception") and not issubclass(obj, tuple) else None
+    return ("", None) if what in ("class", "exception") and not (issubclass(obj, tuple) and "DL" in name) else None
+
+
+class CommandHelp(Directive):
+    """What ``python -m fastexchange COMMAND --help`` prints."""
+
+    optional_arguments = 1
+
+    def run(self) -> list:
+        with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+            main([*self.arguments, "--help"])
+        return [nodes.literal_block(said.getvalue(), said.getvalue(), language="text")]
 
 
 def setup(app) -> None:
+    os.environ["COLUMNS"] = "100"  # of argparse's lines
+    app.add_directive("command-help", CommandHelp)
     app.connect("autodoc-process-docstring", set_sections)
     app.connect("autodoc-process-signature", hide_constructors)

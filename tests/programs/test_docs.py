@@ -16,6 +16,8 @@ import pytest
 from forked import fork_python
 from interpreter import run_python
 
+import fastexchange
+from fastexchange.__main__ import main
 from fastexchange.command.build_hooks import Options
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +81,60 @@ def test_a_pages_program_prints_what_it_says(page, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("jax")
     check(page, tmp_path)
+
+
+PUBLIC = {name: getattr(fastexchange, name) for name in fastexchange.__all__}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_examples_in_docstrings(name):
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    of = PUBLIC[name]
+    said = []
+    runner = doctest.DocTestRunner()
+    for test in doctest.DocTestFinder().find(of, name, module=False, globs=dict(PUBLIC)):
+        runner.run(test, out=said.append)
+    assert not runner.failures, "".join(said)
+    assert runner.tries or isinstance(of, type) or name == "unpolyfill", "it has no example"
+
+
+def test_every_public_name_stands_in_the_reference():
+    named = re.findall(r"^\.\. auto\w+:: fastexchange\.(\w+)$", (ROOT / "docs/reference/api.md").read_text("utf-8"), re.M)
+    assert sorted(named) == sorted(PUBLIC)
+
+
+def sources() -> dict[Path, ast.Module]:
+    files = (ROOT / "fastexchange").rglob("*.py")
+    return {file: ast.parse(file.read_text("utf-8")) for file in files if file.name != "_abi.py"}
+
+
+def test_the_page_of_errors_quotes_messages_that_there_are():
+    """``…`` stands for what differs from one message to another."""
+    nodes = [node for tree in sources().values() for node in ast.walk(tree)]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+    quoted = re.findall(r"^- \*\*`(.*)`\*\*\\$", (ROOT / "docs/reference/errors.md").read_text("utf-8"), re.M)
+    assert len(quoted) > 40 and [each for each in quoted if not any(each in text for text in texts)] == []
+
+
+def test_the_page_of_the_environment_names_each_variable_that_is_read():
+    page = (ROOT / "docs/reference/environment.md").read_text("utf-8")
+    read = {
+        node.args[0].value for tree in sources().values() for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.environ.get" and isinstance(node.args[0], ast.Constant)
+    }  # fmt: skip
+    assert "FASTEXCHANGE_DISABLE" in read and {name for name in read if name not in page} == {"PYTHONPATH"}
+
+
+def test_the_page_of_the_command_line_has_each_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    commands = re.findall(r"^    (\w+)", capsys.readouterr().out.partition("command\n")[2].partition("options:")[0], re.M)
+    shown = re.findall(r"^```{command-help} (\w+)$", (ROOT / "docs/reference/command-line.md").read_text("utf-8"), re.M)
+    assert shown == commands and "doctor" in shown
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
