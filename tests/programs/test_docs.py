@@ -43,14 +43,18 @@ def prints(node: ast.AST):
 def wanted(program: str) -> str:
     """What the program prints, by its comments."""
     tokens = tokenize.generate_tokens(io.StringIO(program).readline)
-    comments = {token.start[0]: (token.start[1], token.string[2:]) for token in tokens if token.type == tokenize.COMMENT}
+    comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
+    alone = {line: (token.start[1], token.string[2:]) for line, token in comments.items() if token.line.lstrip().startswith("#")}
     lines = []
     for statement in prints(ast.parse(program)):
         line = statement.end_lineno
-        column, text = comments.get(line, (None, "..."))
-        lines.append(text)
-        while comments.get(line := line + 1, ("",))[0] == column:
-            lines.append(comments[line][1])
+        if line not in comments:
+            lines.append("...")
+            continue
+        column = comments[line].start[1]
+        lines.append(comments[line].string[2:])
+        while alone.get(line := line + 1, (None,))[0] == column:
+            lines.append(alone[line][1])
     return "".join(line + "\n" for line in lines)
 
 
