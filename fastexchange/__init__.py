@@ -60,7 +60,8 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What is for users: not the folders of this package that happen to be imported."""
+    return sorted({*filter(lambda name: name.startswith("__"), globals()), *__all__, "half", "load_ipython_extension"})
 
 
 def load_ipython_extension(shell) -> None:

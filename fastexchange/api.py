@@ -51,12 +51,12 @@ def fast_args(
     storage : the rule for elements of types that Numba does not know (bfloat16, float16, the float8 types, complex32, ml_dtypes'
         int4, those of ``register_dlpack_dtype``). True: the kernel gets their bits as unsigned integers of the same width; a
         returned view of such an argument has the argument's type again. False: the kernel computes with bfloat16, float16 and
-        float8 as :mod:`fastexchange.half` does, and refuses the others with a BufferError.
+        float8 as ``fastexchange.half`` does, and refuses the others with a BufferError.
     returns : the type of new arrays that the kernel returns, alone or in tuples and lists. None: a tensor of the framework of the
         call's first tensor, or of NumPy if there is none. A type (``torch.Tensor``, ``numpy.ndarray``): a tensor of this type. A
         parameter's name: a tensor of this argument's framework. An argument that the kernel returns stays the same object.
-    out : the last parameters that are outputs, and their shapes: ``"x[n, d], w[d] -> y[n, d]"`` (see ``docs/how-to/calls.md``, and
-        ``fastexchange.ground.shape_notation``). If a call omits an output, or gives None, it is allocated, uninitialised, by the
+    out : the last parameters that are outputs, and their shapes: ``"x[n, d], w[d] -> y[n, d]"``; the notation is in
+        ``docs/reference/notation.md``. If a call omits an output, or gives None, it is allocated, uninitialised, by the
         framework of `returns`, or else of the first tensor in the notation. Its elements are of the declared type, or of the one
         to which the types of the tensors on the left are promoted (as by PyTorch and JAX). The call returns its outputs; the
         kernel must return None.
@@ -92,15 +92,21 @@ def fast_args(
     ``tensor.numpy()``.
     A result's tensor owns Numba's memory. A result that is a view of an argument keeps the argument alive.
 
-    >>> import numpy as np
+    >>> import numpy as np, torch
     >>> @fast_args
     ... def total(x):
     ...     s = 0.0
     ...     for value in x:
     ...         s += value
     ...     return s
-    >>> total(np.arange(4.0))
-    6.0
+    >>> total(torch.arange(4.0)), total(np.arange(4.0))
+    (6.0, 6.0)
+    >>> @fast_args(out="x[n] -> y[n]")
+    ... def doubled(x, y):
+    ...     for i in range(x.shape[0]):
+    ...         y[i] = 2 * x[i]
+    >>> doubled(torch.ones(2))
+    tensor([2., 2.])
     """
     if options:
         check_names(options, fast_args.__kwdefaults__)
@@ -223,7 +229,13 @@ def accelerate(*packages: str) -> None:
 
 
 def decelerate() -> None:
-    """Undo :func:`accelerate`: functions decorated from now on become Numba's own dispatchers. Kernels stay kernels."""
+    """Undo :func:`accelerate`: functions decorated from now on become Numba's own dispatchers. Kernels stay kernels.
+
+    >>> import numba
+    >>> decelerate()
+    >>> hasattr(numba.njit(lambda x: x), "counts")
+    False
+    """
     KernelOfPackages.packages = frozenset()
     _set_class(CPUDispatcher)
 

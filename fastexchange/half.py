@@ -21,11 +21,12 @@ to the nearest of its type: in compiled code to an element, in Python to a float
 3.140625
 """
 
-from .ground.half.known import TYPES, type_dtypes
+from .ground.half.known import TYPES as _TYPES
+from .ground.half.known import type_dtypes as _type_dtypes
 
 __all__ = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float16"]
 
-type_dtypes()
-bfloat16, float16 = TYPES["bfloat16"], TYPES["float16"]
-float8_e4m3fn, float8_e5m2 = TYPES["float8_e4m3fn"], TYPES["float8_e5m2"]
-float8_e4m3fnuz, float8_e5m2fnuz = TYPES["float8_e4m3fnuz"], TYPES["float8_e5m2fnuz"]
+_type_dtypes()
+bfloat16, float16 = _TYPES["bfloat16"], _TYPES["float16"]
+float8_e4m3fn, float8_e5m2 = _TYPES["float8_e4m3fn"], _TYPES["float8_e5m2"]
+float8_e4m3fnuz, float8_e5m2fnuz = _TYPES["float8_e4m3fnuz"], _TYPES["float8_e5m2fnuz"]

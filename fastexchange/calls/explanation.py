@@ -99,9 +99,9 @@ class CallExplanation:
 def explain(obj, /) -> Explanation:
     """Return the path that `obj` takes into a kernel, and why it takes no faster one. Of a type: the path of its instances.
 
-    >>> import numpy as np
-    >>> explain(np.ones(3)).path, explain(np.ndarray).path
-    ('ndarray', 'ndarray')
+    >>> import numpy as np, torch
+    >>> explain(torch.ones(3)).path, explain(np.ones(3)).path, explain(np.ndarray).path
+    ('c-exchange', 'ndarray', 'ndarray')
     """
     if issubclass(type(obj), type):
         found = explain_type(obj)

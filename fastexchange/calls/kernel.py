@@ -445,7 +445,15 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return self._device_kernel is not None and (is_on_device or self._device_kernel.takes(bound))
 
     def counts(self) -> KernelCounts:
-        """Count the calls on the fast path, the calls on the slow path, and the compiled signatures."""
+        """Count the calls on the fast path, the calls on the slow path, and the compiled signatures. Returns a ``KernelCounts``.
+
+        >>> import torch
+        >>> kernel = fast_args(lambda x: x.sum())
+        >>> kernel(torch.ones(3)), kernel(torch.ones(3))
+        (3.0, 3.0)
+        >>> kernel.counts()
+        KernelCounts(fast=1, slow=1, compiled=1)
+        """
         memory = getattr(self, "_memory", None)
         if memory is None:
             return KernelCounts(0, self._slow_calls, len(self.overloads))
@@ -528,6 +536,15 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         name that is registered, and for a `backward` or `mutates` that does not fit the parameters.
 
         Source: ``torch.library``.
+
+        >>> import torch
+        >>> @fast_args(out="x[n] -> y[n]")
+        ... def squares(x, y):
+        ...     for i in range(x.shape[0]):
+        ...         y[i] = x[i] * x[i]
+        >>> op = squares.as_torch_op("docs::squares")
+        >>> torch.ops.docs.squares(torch.arange(3.0))
+        tensor([0., 1., 4.])
         """
         from ..torch.operator import as_torch_op
 
@@ -540,6 +557,11 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
         Reads the tensors as a call does, so a copy-on-write tensor of PyTorch is copied. Returns a ``CallExplanation``; print it.
         Raises TypeError for arguments that do not fit the parameters.
+
+        >>> import torch
+        >>> kernel = fast_args(lambda x: x.sum())
+        >>> kernel.explain(torch.ones(3)).outcome
+        'new: the next such call compiles it'
         """
         from .explanation import explain_call, explain_seen
 

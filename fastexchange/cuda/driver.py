@@ -63,7 +63,7 @@ class CudaError(RuntimeError):
     def __reduce__(self):
         return type(self), (str(self), self.code, self.name, self.is_sticky)
 
-    def add_launch(self, what: str) -> None:
+    def _add_launch(self, what: str) -> None:
         """Put `what`, which names the launch, in front of the message, unless it names one already."""
         if not self._names_launch:
             self.args = (f"{what}: {self}",)

@@ -170,7 +170,7 @@ class LaunchedKernel(Kernel, NativeCallable):
         """What native code reads."""
         return _Context(self, self._declared.outputs)
 
-    def prepare(self) -> None:
+    def _prepare(self) -> None:
         """Let CPython call native code, but not while ``torch.export`` traces: see ``BoxedKernel.takes``."""
         if self._vectorcall or not isinstance(math.pow, BuiltinFunctionType):
             return
@@ -190,7 +190,7 @@ class LaunchedKernel(Kernel, NativeCallable):
     def _call_first(self, /, *args, **kwargs):
         """Make the first call, after which CPython calls native code directly, if it can."""
         result = self._call_with_outputs(*args, **kwargs)
-        self.prepare()
+        self._prepare()
         return result
 
     def _call_with_outputs(self, /, *args, **kwargs):
@@ -303,17 +303,17 @@ class LaunchedKernel(Kernel, NativeCallable):
         return as_torch_op(self, name, backward=backward, setup_context=setup_context, mutates=None, vmap=vmap, replace=replace)
 
     @property
-    def boxed_call(self) -> int:
+    def _boxed_call(self) -> int:
         """The address of :data:`launch_boxed`."""
         return launch_boxed.address
 
     @property
-    def is_native(self) -> bool:
+    def _is_native(self) -> bool:
         """Whether native code makes its launches: not with a configuration that Python code gives, nor those of the package."""
-        self.prepare()
+        self._prepare()
         return isinstance(self._launcher, CudaLauncher) and not self._launcher.why_not
 
-    def on_any_device(self, /, *args):
+    def _on_any_device(self, /, *args):
         """Make a call with arguments on the CPU, too, by position."""
         at = self._pattern.inputs[0].position
         return self.on_cpu(*args) if self.on_cpu is not None and args[at].device.type == "cpu" else self(*args)

@@ -51,7 +51,7 @@ class CudaLauncher(NativeCallable):
     Attributes
     ----------
     kernel : the :class:`~fastexchange.CudaKernel`.
-    configuration : the :class:`Configuration`.
+    configuration : how the kernel is launched, a named tuple: ``grid``, ``block``, ``stream``, ``shared``, ``cluster``.
     """
 
     __slots__ = ("__dict__", "__weakref__")

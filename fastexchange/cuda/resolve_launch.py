@@ -33,7 +33,7 @@ def naming(launcher):
     try:
         yield
     except CudaError as error:
-        error.add_launch(launcher._not_launched)
+        error._add_launch(launcher._not_launched)
         raise
 
 

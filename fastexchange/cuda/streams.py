@@ -127,7 +127,7 @@ def in_order(launcher, device: int, streams: list[int]):
         for other in streams[1:]:
             order(device, streams[0], other)
     except CudaError as error:
-        error.add_launch(f"{launcher._not_launched}, because it cannot wait for its tensors' other streams")
+        error._add_launch(f"{launcher._not_launched}, because it cannot wait for its tensors' other streams")
         raise
     yield
     try:
@@ -135,5 +135,5 @@ def in_order(launcher, device: int, streams: list[int]):
             order(device, other, streams[0])
     except CudaError as error:
         name = f"{launcher.kernel.__qualname__}()"
-        error.add_launch(f"{name} was launched ({launcher.configuration}), but its tensors' other streams cannot wait for it")
+        error._add_launch(f"{name} was launched ({launcher.configuration}), but its tensors' other streams cannot wait for it")
         raise

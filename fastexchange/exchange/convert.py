@@ -103,11 +103,11 @@ def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
 
     Source: Python array API standard, ``from_dlpack``; DLPack 1.3.
 
-    >>> import numpy as np
-    >>> a = np.arange(3.0)
-    >>> from_dlpack(a)[0] = 5.0
-    >>> a
-    array([5., 1., 2.])
+    >>> import torch
+    >>> x = torch.arange(3.0)
+    >>> from_dlpack(x)[0] = 5
+    >>> x
+    tensor([5., 1., 2.])
     """
     what = "from_dlpack()"
     if hasattr(type(dtype), "__dlpack__"):  # NumPy would read a tensor's elements for its message
@@ -149,6 +149,10 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
     ValueError for a bad `max_version`, `device` or `copy`.
 
     Source: Python array API standard, ``__dlpack__``; DLPack 1.3.
+
+    >>> import numpy as np, torch
+    >>> torch.from_dlpack(to_dlpack(np.arange(3.0), max_version=(1, 0)))
+    tensor([0., 1., 2.], dtype=torch.float64)
     """
     what = "to_dlpack()"
     _check_copy(what, copy)
@@ -216,9 +220,9 @@ def convert(x, to: type, /, *, copy=None):
 
     Source: DLPack 1.3, ``DLPackExchangeAPI``.
 
-    >>> import numpy as np
-    >>> convert(memoryview(b"abc"), np.ndarray)
-    array([97, 98, 99], dtype=uint8)
+    >>> import numpy as np, torch
+    >>> convert(np.arange(3), torch.Tensor)
+    tensor([0, 1, 2])
     """
     what = "convert()"
     _check_copy(what, copy)

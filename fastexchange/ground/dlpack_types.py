@@ -52,6 +52,7 @@ class DLDevice(_Value):
 
     Equal to what ``__dlpack_device__`` returns:
 
+    >>> import numpy as np
     >>> DLDevice(*np.ones(3).__dlpack_device__())
     DLDevice(device_type=DLDeviceType.kDLCPU, device_id=0)
     >>> DLDevice(DLDeviceType.kDLCUDA, 1) == (2, 1)

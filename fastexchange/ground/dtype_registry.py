@@ -80,6 +80,7 @@ def register_dlpack_dtype(key: tuple[int, int], dtype: np.dtype, /) -> None:
     The caller is responsible for the meaning of the bits. A dtype without size, which NumPy accepts (and then crashes on export),
     is refused here. ml_dtypes' types need no registration.
 
+    >>> import numpy as np
     >>> register_dlpack_dtype((200, 24), np.dtype("V3"))
     """
     checked = _checked(key, dtype)

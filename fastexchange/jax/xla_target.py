@@ -128,6 +128,9 @@ def register_xla_target() -> str:
     Raises ImportError without JAX, and RuntimeError if this one does not take the handler.
 
     Source: ``jax.ffi``, ``jax.export``.
+
+    >>> register_xla_target()
+    'fastexchange'
     """
     import jax  # noqa: F401
 

@@ -94,11 +94,11 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     Raises TypeError if `kernel` is not a kernel of this package, and for arguments that do not fit; ValueError for `rounds`; and
     all exceptions of the call.
 
-    >>> import numpy as np
+    >>> import torch
     >>> from fastexchange import fast_args
-    >>> report = measure(fast_args(lambda x: None), np.ones(1), alternatives=False, rounds=3)
+    >>> report = measure(fast_args(lambda x: None), torch.ones(1), alternatives=False, rounds=3)
     >>> [argument.path for argument in report.arguments]
-    ['ndarray']
+    ['c-exchange']
     """
     if not is_measured(kernel):
         hint = "; decorate it with @fast_args" if callable(kernel) else ""

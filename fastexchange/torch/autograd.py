@@ -56,7 +56,7 @@ def register_backward(torch, library, overload, kernel, schema: Schema, backward
 
     library.impl(overload._schema.name.partition("::")[2], autograd, "Autograd")
     # The class's own apply in Python asks for what native code has asked already.
-    called = getattr(kernel, "on_any_device", kernel)
+    called = getattr(kernel, "_on_any_device", kernel)
     return super(torch.autograd.Function, _function(torch, overload, called, function, setup_context)).apply
 
 

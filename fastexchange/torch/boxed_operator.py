@@ -110,7 +110,7 @@ class BoxedKernel:
         self._key, offset = (b"CUDA", CALLABLE_CONTEXT) if _is_launched(kernel) else (b"CPU", KERNEL_CONTEXT)
         native.context, native.owner, native.tensor_type = id(kernel) + offset, id(self), id(sys.modules["torch"].Tensor)
         if _is_launched(kernel):
-            native.call, native.launcher, native.launch = kernel.boxed_call, id(kernel._launcher), kernel._launcher._vectorcall
+            native.call, native.launcher, native.launch = kernel._boxed_call, id(kernel._launcher), kernel._launcher._vectorcall
         native.make_name, native.note_name = (id(for_ever(sys.intern(name))) for name in ("make", "note"))
         native.kinds, native.dtypes, native.mutated = map(address_of, self._buffers)
         native.mutated_count = len(schema.mutated)
@@ -133,7 +133,7 @@ class BoxedKernel:
         return (
             isinstance(math.pow, BuiltinFunctionType)
             and not kernel._is_interpreted
-            and (not _is_launched(kernel) or kernel.is_native)
+            and (not _is_launched(kernel) or kernel._is_native)
             and bool(_abi())
             and kernel._native.runtime.is_native
             and len(schema.arguments) + schema.outputs <= MAX_ARGUMENTS

@@ -127,8 +127,8 @@ enable_vectorcall(TorchOp, TorchOp.__call__)
 
 def _is_native(kernel) -> bool:
     """Whether native code can call a kernel by now: one for the CPU, after its first call."""
-    if hasattr(kernel, "prepare"):
-        kernel.prepare()
+    if hasattr(kernel, "_prepare"):
+        kernel._prepare()
     return kernel is not None and bool(kernel._vectorcall)
 
 

@@ -495,7 +495,7 @@ def check_package_launches(stub, torch_stub, cuda):
 
     kernel = fast_args(cuda.jit(debug=True, opt=False)(debugged))
     operator = kernel.as_torch_op("fx_check::debugged", launch=("(n + 31) // 32", 32), out=SHARED)
-    assert operator.kernel._launcher.why_not and not operator.kernel.is_native
+    assert operator.kernel._launcher.why_not and not operator.kernel._is_native
     x, w = tensors()
     for _ in range(3):
         y = torch.empty_like(x)

@@ -51,6 +51,7 @@ class Half(_EnumMember, types.Hashable):
     def __init__(self, form: Format):
         types.Type.__init__(self, form.name)
         self.bitwidth = form.bits
+        self.__doc__ = _doc_of(form)
 
     @property
     def key(self) -> str:
@@ -97,6 +98,22 @@ class Half(_EnumMember, types.Hashable):
     def can_convert_from(self, typingctx, other):
         """A conversion from any other number loses digits."""
         return Conversion.unsafe if isinstance(other, (types.Integer, types.Float, types.Boolean)) else None
+
+
+def _doc_of(form: Format) -> str:
+    """What ``help`` says of the type."""
+    exponent, largest = form.bits - 1 - form.fraction, form.decode(form.infinity - 1)
+    return f"""The element type {form.name}: {form.bits} bits, {exponent} for the exponent, {form.fraction} for the fraction.
+
+    Its largest number is {largest:.4g}, its smallest positive one {form.quantum:.4g}. The codes that are no numbers:
+    {form.specials.value}.
+
+    In a kernel it is a dtype, ``np.empty(n, {form.name})``, and a function that rounds a number to an element. Elements are
+    computed with as float32. In Python it is a function that rounds a number, and returns a float.
+
+    >>> {form.name}(3.14159)
+    {form.decode(form.encode(3.14159))}
+    """
 
 
 _FORMATS = {form.name: form for form in FORMATS}
