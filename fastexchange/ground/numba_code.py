@@ -547,7 +547,7 @@ _SETTINGS = (
     "LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS",
 )  # fmt: skip
 """Numba's settings that affect the code of a function."""
-_OPTIMISATION: Any = config.OPT
+_OPTIMISATION: Any = getattr(config, "OPT", 3)
 """LLVM's target machine keeps the level of optimisation that was set when Numba made it."""
 
 

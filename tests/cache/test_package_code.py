@@ -200,6 +200,8 @@ def said_by(done) -> tuple[str, list[str], list[str]]:
     return "\n".join(lines) + "\n", [name for name in eval(compiled) if name in ("scaled", "rooted", "doubled")], eval(levels)
 
 
+OPTIONAL = "torch", "jax", "cupy", "paddle", "pandas", "matplotlib", "scipy", "IPython", "tvm_ffi", "numba_cuda_mlir", "rich"
+"""What this package imports where it is installed."""
 LEVELS_OPENED = """
 from fastexchange.ground import package_code
 print([file.level for file in package_code.opened])
@@ -235,7 +237,7 @@ def test_a_program_that_pyinstaller_freezes(copied, with_native_code):
     pytest.importorskip("PyInstaller")
     (copied / "program.py").write_text(CALLS + LEVELS_OPENED)
     options = ["--additional-hooks-dir", *pyinstaller_hook.folders(), "--collect-data", "carrier"]
-    for optional in "torch jax cupy paddle pandas matplotlib scipy IPython tvm_ffi numba_cuda_mlir rich".split():
+    for optional in OPTIONAL:
         options += "--exclude-module", optional
     paths = f"{copied}:{with_native_code}"
     started(copied, "-m", "PyInstaller", "--noconfirm", *options, "program.py", PYTHONPATH=paths).check_returncode()
