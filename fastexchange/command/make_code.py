@@ -41,8 +41,13 @@ def levels_by_process(levels: list[str]) -> list[list[str]]:
 
 
 def settings_for(levels: list[str], folder: str) -> dict[str, str]:
-    """The environment of the process for these levels: its code is the same on every machine. `folder`: for what it caches."""
+    """The environment of the process for these levels: its code is the same on every machine. `folder`: for what it caches.
+
+    Without levels: of one that makes native code for this machine.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "FASTEXCHANGE_"))}
+    if not levels:
+        return environment
     name = "generic" if levels[0] in ("x86-64", "aarch64") else levels[0]
     return environment | {
         "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": folder, "NUMBA_DISABLE_INTEL_SVML": "1",

@@ -121,8 +121,7 @@ def make_code(
         groups = levels_by_process(levels)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             if shipped_code().why_not:
-                done = list(pool.map(make, range(len(groups)), groups, itertools.repeat([])))
-                _check(groups, done, "native code", "run `python -m fastexchange precompile --self` before")
+                _check([["this machine"]], [make(0, [], [])], "native code", "run `python -m fastexchange precompile --self`")
             done = list(pool.map(make, range(len(groups)), groups, itertools.repeat(own_targets)))
             _check(groups, done, "code", "does importing it, or an example call, run such code?")
     lines: dict[tuple[str, str], Made] = {}

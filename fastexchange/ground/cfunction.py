@@ -27,7 +27,7 @@ from .log import say
 from .native import native
 from .numba_internals import global_compiler_lock
 from .once import cached_property
-from .package_code import opened
+from .package_code import native_processor, opened
 from .passing import reraise_passing
 from .shipped import shipped_code
 from .sources import ROOT, is_known, source_stamp
@@ -226,7 +226,7 @@ class CodeCache:
         return ""
 
     def _full_key(self, key: tuple, *modules: str) -> str:
-        depends_on = numba_code.native_code_depends_on(), numba_code.native_machine_depends_on()
+        depends_on = numba_code.native_code_depends_on(), native_processor(), numba_code.native_settings_left()
         return repr((key, source_stamp(*modules), depends_on))
 
     def _load_shipped(self, key: tuple):

@@ -521,6 +521,15 @@ def processor() -> tuple:
     return processor_of(cpu_target.target_context.codegen())
 
 
+@functools.cache
+def this_processor() -> tuple[str, str]:
+    """LLVM's name for the processor that this process runs on, and its features, whatever Numba was told to make code for."""
+    try:
+        return _llvm.get_host_cpu_name(), _llvm.get_host_cpu_features().flatten()
+    except RuntimeError:  # LLVM does not know that processor's features
+        return _llvm.get_host_cpu_name(), ""
+
+
 def settings() -> list[tuple[str, str]]:
     """Numba's settings that affect the code of a function."""
     return [(name, str(getattr(config, name, None))) for name in _SETTINGS]
@@ -528,13 +537,13 @@ def settings() -> list[tuple[str, str]]:
 
 def native_settings() -> dict[str, Any]:
     """The values that Numba's settings have while native code is compiled, whatever is set for users' functions."""
-    return {"OPT": type(_OPTIMISATION)(3), "BOUNDSCHECK": 0, "DEBUGINFO_DEFAULT": 0, "DEBUG_JIT": 0}
+    return {"OPT": type(_OPTIMISATION)(3), "BOUNDSCHECK": 0, "DEBUGINFO_DEFAULT": 0, "DEBUG_JIT": 0, "USING_SVML": False}
 
 
-def native_machine_depends_on() -> tuple:
-    """What machine code of native functions depends on: the processor, and settings that :func:`native_settings` leaves alone."""
+def native_settings_left() -> tuple:
+    """The settings on which machine code of native functions depends: what :func:`native_settings` leaves alone."""
     own = native_settings()
-    return processor(), int(_OPTIMISATION), [(name, value) for name, value in settings() if name not in own]
+    return int(_OPTIMISATION), [(name, value) for name, value in settings() if name not in own]
 
 
 def code_depends_on() -> tuple:

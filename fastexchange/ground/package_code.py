@@ -19,14 +19,14 @@ import numpy as np
 
 from .disk_cache import NotBelieved, digest, framed, framed_key, unframed
 from .log import say
-from .numba_code import native_code_depends_on, processor, settings
+from .numba_code import native_code_depends_on, processor, settings, this_processor
 from .numba_internals import dumps
 from .passing import reraise_passing
 from .sources import source_stamp
 
 __all__ = [
     "FOLDER", "LEVELS", "CodeFile", "FileEntries", "best_of", "code_file", "fitting_levels", "installed", "made_for",
-    "name_of_file", "opened", "package_with_code", "why_not",
+    "name_of_file", "native_processor", "opened", "package_with_code", "why_not",
 ]  # fmt: skip
 
 FOLDER = "_kernels"
@@ -50,9 +50,26 @@ def fitting_levels() -> list[str]:
     It does not have those that Numba was told to leave out, as by NUMBA_CPU_NAME=generic.
     """
     triple, _, features = processor()
-    has = {each[1:] for each in features.split(",") if each.startswith("+")}
+    has = _has(features)
     machine = {"x86_64": "x86-64", "amd64": "x86-64", "arm64": "aarch64"}.get(own := triple.partition("-")[0], own)
     return [name for name, wanted in LEVELS.items() if name.startswith(machine) and has.issuperset(wanted)]
+
+
+def _has(features: str) -> set[str]:
+    return {each[1:] for each in features.split(",") if each.startswith("+")}
+
+
+def native_processor() -> tuple[str, str, str]:
+    """The processor whose native code this process loads, and keeps what it makes for: LLVM's triple, a name and features.
+
+    It is the one that this process runs on. Only where Numba was told to make code that might not run there, it is that one.
+    """
+    triple, name, features = processor()
+    own_name, own_features = this_processor()
+    has = _has(own_features)
+    if name != own_name and has.issuperset(_has(features)) and (name == "generic" or has.issuperset(LEVELS.get(name, ("?",)))):
+        return triple, own_name, own_features
+    return triple, name, features
 
 
 def made_for(level: str, abi: str = "") -> tuple:

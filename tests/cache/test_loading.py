@@ -104,3 +104,15 @@ def test_extensions_are_loaded_before_arguments_are_typed(tmp_path):
     program = "import sys; sys.path.insert(0, sys.argv[1]); import kernels_with_extension as k, extension_of_the_test as e; "
     for _ in range(2):
         assert run_python(f"{program} print(k.length(e.Metres()))", str(tmp_path)).stdout.split() == ["3.0"]
+
+
+@pytest.mark.slow
+def test_settings_for_users_functions_compile_no_native_code_anew():
+    settings = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_BOUNDSCHECK": "1", "NUMBA_DISABLE_INTEL_SVML": "1"}
+    code = """
+        import numpy as np
+        from fastexchange import fast_args
+        from fastexchange.ground.cfunction import code_cache
+        print(fast_args(lambda x: x[0])(np.ones(3)), code_cache.hits > 10, code_cache.misses)
+    """
+    assert run_python(code, **settings).stdout == "1.0 True 0\n"

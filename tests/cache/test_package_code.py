@@ -187,8 +187,9 @@ def test_code_that_does_not_fit_costs_a_compilation(copied):
     file.write_bytes(damaged)
     output, compiled = called(copied)
     assert output == RESULTS and set(compiled) >= {"scaled", "rooted", "doubled"}
-    found = run("doctor", path=copied, NUMBA_CPU_NAME="generic")
-    assert "carrier" in found.stdout and "checksum is wrong" in found.stdout, found.stdout
+    code = "from fastexchange.command import probe; print(*probe._code_of_packages())"  # what doctor says of them
+    said = run_python(code, NUMBA_CPU_NAME="generic", PYTHONPATH=f"{copied}:{environment_of()['PYTHONPATH']}").stdout
+    assert "carrier" in said and "checksum is wrong" in said, said
     file.write_bytes(data)
     assert called(copied, NUMBA_BOUNDSCHECK="1")[1] != []  # made with another setting
 
@@ -297,6 +298,28 @@ ALL = ",".join(f"+{name}" for name in package_code.LEVELS["x86-64-v4"])
 def test_levels_are_told_by_features(monkeypatch, triple, features, expected):
     monkeypatch.setattr(package_code, "processor", lambda: (triple, "whatever", features))
     assert fitting_levels() == expected
+
+
+V3 = ",".join(f"+{name}" for name in package_code.LEVELS["x86-64-v3"])
+
+
+@pytest.mark.parametrize(
+    "told, expected",
+    [
+        (("", "the host", V3), "the host"),
+        (("", "the host", ""), ("", "the host", "")),  # the features of its name, of which a virtual machine may lack some
+        (("", "generic", ""), "the host"),
+        (("", "x86-64-v2", ""), "the host"),
+        (("", "x86-64-v4", ""), ("", "x86-64-v4", "")),
+        (("", "generic", "+avx,-avx2"), "the host"),
+        (("", "generic", "+avx512f"), ("", "generic", "+avx512f")),
+        (("", "znver4", ""), ("", "znver4", "")),
+    ],
+)
+def test_native_code_is_of_this_processor_unless_it_might_not_run_there(monkeypatch, told, expected):
+    monkeypatch.setattr(package_code, "this_processor", lambda: ("the host", V3))
+    monkeypatch.setattr(package_code, "processor", lambda: told)
+    assert package_code.native_processor() == (("", "the host", V3) if expected == "the host" else expected)
 
 
 WRONG = {
