@@ -45,7 +45,7 @@ autodoc_typehints = "none"  # docstrings say what they mean
 html_theme = "furo"
 html_title = f"fastexchange {__version__}"
 html_static_path = html_css_files = ["site.css"]
-html_show_sourcelink = html_copy_source = False
+html_show_sourcelink = html_copy_source = html_show_copyright = False
 html_extra_path = ["index.html"]  # a server shows it first: it leads to docs/
 
 
