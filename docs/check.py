@@ -1,4 +1,4 @@
-"""Check a site that Sphinx has built: its links, what it loads, and its search. ``python docs/check.py docs/_build``"""
+"""Check a site that Sphinx has built: its links, what it loads, and its search. ``python docs/check.py docs/_build/html``"""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The site: ``sphinx-build -W -n -c docs . docs/_build``, of the extra ``docs``. Its pages need no server and no network.
+"""The site: ``sphinx-build -W -n -c docs . docs/_build/html``, of the extra ``docs``. Its pages need no server and no network.
 
 Sources are the repository's own documents, where they lie: a link from one to another is right in a checkout and on the site.
 """
