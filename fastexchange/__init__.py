@@ -53,7 +53,10 @@ A program that ``python -m fastexchange run`` runs may set what Numba and NumPy 
 def __getattr__(name: str):
     for module, names in _MODULES.items():
         if name in names:
-            found = getattr(_import_module(f".{module}", __name__), name)
+            try:
+                found = getattr(_import_module(f".{module}", __name__), name)
+            except AttributeError as error:  # Python would say that there is no such name
+                raise ImportError(f"{__name__}.{name} cannot be imported: {error}") from error
             globals()[name] = found
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

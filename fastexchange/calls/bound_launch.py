@@ -1,6 +1,7 @@
 """``kernel.bind`` and ``kernel[grid, block].bind``: calls that keep their arguments."""
 
 import sys
+from types import GenericAlias
 from typing import Any
 
 from .._abi import ffi
@@ -33,6 +34,7 @@ class BoundLaunch(NativeCallable):
     """
 
     __slots__ = ("__dict__", "__weakref__")
+    __class_getitem__: Any = classmethod(GenericAlias)  # for annotations: the kernel's result
 
     def __init__(self, kernel, args: tuple, kwargs: dict, launcher=None):
         self.kernel = kernel

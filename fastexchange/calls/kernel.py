@@ -9,6 +9,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
+from types import GenericAlias
 from typing import Any, NamedTuple
 
 from numba.core import compiler, sigutils
@@ -138,6 +139,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     """
 
     __slots__ = ("_memory",)
+    __class_getitem__: Any = classmethod(GenericAlias)  # for annotations: parameters and result of the function
     _slow_calls: int = 0
     _origin: Any = None  # the dispatcher whose machine code it uses: its symbols are removed when that dispatcher dies
 

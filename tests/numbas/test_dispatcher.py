@@ -1,6 +1,7 @@
 """A kernel is a dispatcher of Numba's: wherever Numba takes one, and whatever one has."""
 
 import pickle
+from typing import get_args, get_origin
 
 import numba
 import numpy as np
@@ -15,7 +16,8 @@ from numba.extending import intrinsic, overload, register_model, typeof_impl
 from oracle import type_and_message
 from other_ways import run_changed
 
-from fastexchange import FastKernel, fast_args
+import fastexchange
+from fastexchange import BoundLaunch, FastKernel, fast_args
 
 WARM = 4
 doubled = fast_args(lambda x: 2 * x)
@@ -237,3 +239,15 @@ def test_dispatchers_that_cannot_be_extended():
 def test_numbas_own_internal_functions_are_kernels_as_well():
     with accelerating():
         assert numba.njit(lambda n: np.sort(np.arange(n))[-1])(4) == 3
+
+
+def test_annotations_name_parameters_and_results():
+    assert get_origin(FastKernel[..., float]) is FastKernel and get_args(BoundLaunch[float]) == (float,)
+
+
+def test_an_import_that_fails_says_why(monkeypatch):
+    """Of an AttributeError in a module's ``__getattr__`` Python's ``import`` says that there is no such name."""
+    monkeypatch.delitem(vars(fastexchange), "explain", raising=False)
+    monkeypatch.setattr(fastexchange, "_import_module", lambda *_: object().absent)
+    with pytest.raises(ImportError, match="explain cannot be imported: 'object' object has no attribute 'absent'"):
+        from fastexchange import explain  # noqa: F401
