@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from interpreter import environment_of, run_python
+from native_copies import started
 from shell import run
-from test_shipped import build as build_native
-from test_shipped import started
 
 from fastexchange.command import pyinstaller_hook
 from fastexchange.command.make_code import LEVELS_HERE
@@ -207,14 +206,6 @@ LEVELS_OPENED = """
 from fastexchange.ground import package_code
 print([file.level for file in package_code.opened])
 """
-
-
-@pytest.fixture(scope="module")
-def with_native_code(tmp_path_factory) -> Path:
-    """A folder with this package, its own machine code in it."""
-    root = tmp_path_factory.mktemp("native")
-    build_native(root)
-    return root
 
 
 @pytest.mark.nightly

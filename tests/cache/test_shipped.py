@@ -7,7 +7,6 @@ import ast
 import compileall
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 import zlib
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from interpreter import copy_native_code, run_python
+from native_copies import build, started
 
 import fastexchange
 from fastexchange.ground import cfunction, shipped
@@ -69,33 +69,11 @@ def slow(function):
     return pytest.mark.slow(pytest.mark.skipif(not ON_LINUX, reason="made on Linux with x86-64")(function))
 
 
-def started(root: Path, *arguments: str, under: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess:
-    """A fresh process that imports the package from `root`. `under`: the command that runs it."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
-    env |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", **environment}
-    command = [*under, sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=900 if under else 240, cwd=root)
-
-
 def run(root: Path, code: str, **environment: str) -> str:
     """What `code` prints in such a process, and nothing but that."""
     done = started(root, "-c", textwrap.dedent(code), **environment)
     assert done.returncode == 0 and not done.stderr, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
-
-
-def build(root: Path) -> list[Path]:
-    """Make native code for a copy of the package at `root`. Returns its files."""
-    shutil.copytree(PACKAGE, root / "fastexchange", ignore=shutil.ignore_patterns("__pycache__", "_native"))
-    started(root, "-m", "fastexchange._native_build").check_returncode()
-    return sorted((root / "fastexchange" / "_native").iterdir())
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("built")
-    build(root)
-    return root
 
 
 KERNELS = """
@@ -145,19 +123,19 @@ TORCH_TOO = """
 
 
 @slow
-def test_all_kinds_of_calls_compile_nothing_of_the_package(built):
+def test_all_kinds_of_calls_compile_nothing_of_the_package(with_native_code):
     """It fits its tensors of PyTorch, too, and settings of Numba's."""
     nowhere = {"NUMBA_CACHE_DIR": "/dev/null/nowhere", "HOME": "/dev/null"}
-    assert run(built, KERNELS + TORCH_TOO, **nowhere) == "True used True\n"
-    run(built, KERNELS, NUMBA_OPT="0", NUMBA_BOUNDSCHECK="1")
-    run(built, KERNELS, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
+    assert run(with_native_code, KERNELS + TORCH_TOO, **nowhere) == "True used True\n"
+    run(with_native_code, KERNELS, NUMBA_OPT="0", NUMBA_BOUNDSCHECK="1")
+    run(with_native_code, KERNELS, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
     code = "import fastexchange, numpy; print(fastexchange.fast_args(lambda x: x.sum())(numpy.ones(3)))"
-    assert run(built, code, NUMBA_DISABLE_JIT="1") == "3.0\n"
+    assert run(with_native_code, code, NUMBA_DISABLE_JIT="1") == "3.0\n"
 
 
 @slow
-def test_every_native_function_of_the_package_is_in_it(built):
-    printed = run(built, """
+def test_every_native_function_of_the_package_is_in_it(with_native_code):
+    printed = run(with_native_code, """
         from fastexchange.ground.shipped import shipped_code
         from fastexchange.command.native_code import native_code
         functions = [function for first in native_code() for function in first._together]
@@ -184,8 +162,8 @@ def test_what_makes_it_needs_no_optional_package():
 
 
 @slow
-def test_without_it_native_code_is_compiled_and_the_user_is_told(built, tmp_path):
-    copied = Path(install("files", tmp_path, of=built / "fastexchange"))
+def test_without_it_native_code_is_compiled_and_the_user_is_told(with_native_code, tmp_path):
+    copied = Path(install("files", tmp_path, of=with_native_code / "fastexchange"))
     source = copied / "fastexchange" / "dispatch" / "pack.py"
     source.write_text(source.read_text() + "\n")
     printed = run(copied, "from fastexchange.ground.shipped import shipped_code as s; print(s().why_not, len(s().functions))")
@@ -203,9 +181,9 @@ def test_without_it_native_code_is_compiled_and_the_user_is_told(built, tmp_path
 
 
 @slow
-def test_a_package_without_source_files(built, tmp_path):
+def test_a_package_without_source_files(with_native_code, tmp_path):
     """Bytecode, in an archive, says as well as source files which native code is of it."""
-    archive = install("pyc in a zip", tmp_path, of=built / "fastexchange")
+    archive = install("pyc in a zip", tmp_path, of=with_native_code / "fastexchange")
     asked = "\nprint(cfunction.shipped_code().why_not or 'used')"
     program = f"import sys; sys.path[0] = {archive!r}" + textwrap.dedent(KERNELS) + asked
     assert run(tmp_path, program, NUMBA_CACHE_DIR=str(tmp_path / "cache")) == "used\n"
@@ -213,9 +191,9 @@ def test_a_package_without_source_files(built, tmp_path):
 
 @slow
 @pytest.mark.nightly
-def test_the_same_sources_give_the_same_bytes(built, tmp_path):
+def test_the_same_sources_give_the_same_bytes(with_native_code, tmp_path):
     for file in build(tmp_path):
-        assert file.read_bytes() == (built / "fastexchange" / "_native" / file.name).read_bytes(), file.name
+        assert file.read_bytes() == (with_native_code / "fastexchange" / "_native" / file.name).read_bytes(), file.name
 
 
 def digest(source: str, name: str = "file") -> str:
