@@ -212,7 +212,7 @@ class CodeCache:
         if shipped_code().is_proved:
             return ""
         stamp = source_stamp(module)
-        key = repr((name, stamp, numba_code.code_depends_on()))
+        key = repr((name, stamp, numba_code.code_depends_on((native_processor(), numba_code.native_settings_left()))))
         if not (stamp and any(folder.load(name, key) == "right" for folder in self.folders)):
             try:
                 why = test()

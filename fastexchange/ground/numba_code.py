@@ -546,9 +546,12 @@ def native_settings_left() -> tuple:
     return int(_OPTIMISATION), [(name, value) for name, value in settings() if name not in own]
 
 
-def code_depends_on() -> tuple:
-    """Everything that a kernel's machine code depends on besides its sources: builds and versions, the processor, settings."""
-    return native_code_depends_on(), sys.version, sys.maxsize, np.__version__, (processor(), settings())
+def code_depends_on(machine: tuple = ()) -> tuple:
+    """Everything that a kernel's machine code depends on besides its sources: builds and versions, the processor, settings.
+
+    `machine`: processor and settings, if not those for users' functions.
+    """
+    return native_code_depends_on(), sys.version, sys.maxsize, np.__version__, machine or (processor(), settings())
 
 
 _SETTINGS = (

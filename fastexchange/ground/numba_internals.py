@@ -370,7 +370,9 @@ def is_known_file(file: str) -> bool:
     if file.startswith("<frozen "):
         return file[8:].partition(".")[0].rstrip(">") in sys.stdlib_module_names
     inside = next((file[len(folder) :] for folder in _LIBRARY if file.startswith(folder)), "")
-    name = inside.removeprefix(f"lib-dynload{os.sep}").partition(os.sep)[0].partition(".")[0]
+    for folder in ("lib-dynload", "base_library.zip"):  # the second is PyInstaller's
+        inside = inside.removeprefix(f"{folder}{os.sep}")
+    name = inside.partition(os.sep)[0].partition(".")[0]
     return name in sys.stdlib_module_names or file.startswith(FOLDERS)
 
 

@@ -547,7 +547,6 @@ def test_native_code_that_is_switched_off(name, tmp_path):
 
 
 @pytest.mark.slow  # PyTorch's part of the stub is compiled
-@pytest.mark.both_packages
 def test_pytorchs_tensors_where_native_code_is_switched_off(package, stub, tmp_path):
     """The package launches them, and objects with an array interface; what is no plain tensor on one device is refused."""
     if why_not := why_no_torch():

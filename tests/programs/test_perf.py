@@ -170,7 +170,7 @@ def test_hand_written_c_refuses_what_it_was_not_written_for(perf):
     assert sys.getrefcount(x) == references
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # the table of the README's first command has most of the rows
 @needs_compiler
 def test_every_row_runs(perf):
     groups = perf("rows").groups()
@@ -331,7 +331,7 @@ print(len(groups))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_stub
 def test_operators_launch_what_is_launched_by_hand():
     ended = run_python(OPERATORS, str(PERF), INSTALLED[0], PYTHONWARNINGS="ignore")
@@ -413,6 +413,7 @@ def measure_numba_cuda_alone():
     return numba_cuda_launches.main()
 
 
+@pytest.mark.nightly
 @needs_stub
 def test_numba_cuda_is_measured_alone():
     said, table, _ = in_a_process("measure_numba_cuda_alone", "--rounds", 2).stdout.rsplit("\n\n", 2)

@@ -60,6 +60,7 @@ def test_programs(checker, tmp_path):
     assert errors_of(checker, folder) == wrong
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_the_programs_of_the_documents(checker, tmp_path):
     """Their functions have no annotations: strict modes want them of whoever writes such a function."""
