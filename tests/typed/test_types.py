@@ -22,7 +22,8 @@ that is given to a class."""
 UNTYPED = {
     "fast_args is inconsistent",  # a test here has its options
     "FastKernel is inconsistent, metaclass differs",
-    "FastKernel.__iter__", "TorchOp.__copy__", "TorchOp.__deepcopy__",
+    "FastKernel.__class_getitem__", "BoundLaunch.__class_getitem__",  # type checkers have ``Generic`` for it
+    "TorchOp.__copy__", "TorchOp.__deepcopy__",
     "BoundLaunch.__call__ is inconsistent",  # it takes any arguments, to refuse them
 }  # fmt: skip
 """What the types leave out."""
