@@ -8,7 +8,7 @@ from .._abi import ffi
 from ..dispatch import structs
 from ..dispatch.frame import ARRAY_BYTES, EXPORT_BYTES
 from ..dispatch.pack import flags_in_order, keep_tensor, misaligned_bits, pack_contiguous, pack_tensor
-from ..dispatch.reading import FLAG_ASKED, FLAG_MEMORY, has_no_room, note_array, runtime_of
+from ..dispatch.reading import FLAG_ASKED, FLAG_MEMORY, FLAG_OWNING, has_no_room, note_array, runtime_of
 from ..dispatch.rows import TOGETHER, frequent, go_on, is_of_type, leave
 from ..dispatch.type_table import find as find_entry
 from ..ground import cpython as c
@@ -29,7 +29,7 @@ from ..ground.dltensor import (
     managed_at,
     refusal,
 )  # fmt: skip
-from ..ground.native import as_words, call_int, load, native, stack, store, unlikely
+from ..ground.native import as_words, call_int, global_address, load, native, stack, store, unlikely
 from . import paddle
 from .exchange_tables import OwnTable, own_table
 from .kind import Discovery, Kind, reader
@@ -115,10 +115,24 @@ def borrow_view(frame, ob, entry, view):
         return if_odd(frame), 0, NO_FLAGS, origin
     device = dl_tensor_at(view).device
     device.device_type, device.device_id = 0, 0  # no device, in case the producer writes nothing
-    failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0
+    code = call_int(structs.entry_at(entry).borrow, (ob, view))
     if PyErr_Occurred() != 0:
-        return structs.STATUS_ERROR, 0, NO_FLAGS, origin
-    return structs.STATUS_NO_ERROR_SET if failed else structs.STATUS_OK, view, NO_FLAGS, origin
+        if not may_be_exported(entry, code):
+            return structs.STATUS_ERROR, 0, NO_FLAGS, origin
+        c.PyErr_Clear()
+        frame.flags |= FLAG_OWNING
+        return structs.STATUS_EXPORT, 0, NO_FLAGS, origin
+    return structs.STATUS_NO_ERROR_SET if code != 0 else structs.STATUS_OK, view, NO_FLAGS, origin
+
+
+@native
+def may_be_exported(entry, code):
+    """Whether a tensor whose view its producer has refused may have an owning export: that of a readonly one can say so.
+
+    `code`: what the producer's function has returned. An exception is set.
+    """
+    is_refused = code == -1 and c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) != 0
+    return is_refused and structs.entry_at(entry).managed != 0
 
 
 @native
@@ -251,10 +265,11 @@ def borrow_row(items, row_address, word, array_address, frame_address, rank):
     view = stack(DL_TENSOR_WORDS)
     tensor = dl_tensor_at(view)
     tensor.device.device_type, tensor.device.device_id = 0, 0
-    failed = call_int(structs.entry_at(structs.row_at(row_address).entry).borrow, (ob, view)) != 0
+    entry = structs.row_at(row_address).entry
+    code = call_int(structs.entry_at(entry).borrow, (ob, view))
     if unlikely(PyErr_Occurred() != 0):
-        return leave(row_address, frame_address, structs.STATUS_ERROR)
-    if unlikely(failed):
+        return leave(row_address, frame_address, 0 if may_be_exported(entry, code) else structs.STATUS_ERROR)
+    if unlikely(code != 0):
         return leave(row_address, frame_address, structs.STATUS_NO_ERROR_SET)
     return read_row(
         tensor, structs.WRITEABLE, ob + structs.ORIGIN_VIEW, items, row_address, word, array_address, frame_address, rank

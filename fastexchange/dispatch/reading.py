@@ -10,6 +10,7 @@ FLAG_ASKED = 1  # the slow path has checked all tensors by their frameworks: a t
 DRY_RUN = 2  # stop before the kernel: only read the keys
 FLAG_PREPARED = 4  # what values need before their reading has been tried in this call: see `Kind.prepare`
 FLAG_MEMORY = 8  # read tensors in memory only: they are no Python objects
+FLAG_OWNING = 16  # take owning exports of all tensors: the producer of one has refused a view
 
 
 @native
@@ -27,7 +28,7 @@ def begin_reading(context_address, frame, flags):
 @native
 def is_owning(context, flags):
     """Whether a call needs owning exports of all its tensors: not if they are only read in memory, where the caller owns them."""
-    return types.intp(context.needs_owning_exports != 0 and flags & FLAG_MEMORY == 0)
+    return types.intp((context.needs_owning_exports != 0 or flags & FLAG_OWNING != 0) and flags & FLAG_MEMORY == 0)
 
 
 @native

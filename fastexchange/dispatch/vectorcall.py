@@ -38,7 +38,7 @@ from .python_calls import (
     refuse,
     refuse_launch,
 )
-from .reading import DRY_RUN, FLAG_PREPARED
+from .reading import DRY_RUN, FLAG_OWNING, FLAG_PREPARED
 
 
 @native
@@ -51,6 +51,7 @@ def read(context_address, frame_address, args, nargs, flags):
     while status == structs.STATUS_EXPORT or status == structs.STATUS_GROW:
         drop_lists(frame)  # the next round makes them again
         if status == structs.STATUS_EXPORT:
+            flags |= frame.flags & FLAG_OWNING
             status = call_word(runtime.export_managed, (context_address, frame_address, args, nargs, flags))
             flags |= FLAG_PREPARED
         if status == structs.STATUS_GROW:

@@ -19,7 +19,7 @@ from made_producers import ONLY_NUMBA, Dunder, Tabled, export_legacy
 from oracle import new_kernel
 
 from hostile_producers import (  # isort: skip
-    ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, hostile_type, legacy, versioned,
+    ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, Sets, hostile_type, legacy, versioned,
 )
 from hostile_ways import (  # isort: skip
     WARM, Turning, check_end, ignore, kind_of, size_of, sum_of, total, unlocked_total, warm, warm_total,
@@ -284,3 +284,32 @@ def recurse_without_end():
 def test_recursion_without_end():
     """A producer that calls the kernel with itself, for ever: RecursionError at the latest, and all is given back."""
     assert in_fork(recurse_without_end) == 0
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_view_that_is_refused_and_an_export_that_is_given(is_first):
+    """As of a readonly tensor: its export can say so. What the export refuses is refused. Cached calls may have read views."""
+
+    def refuse(what):
+        def act(tensor, out):
+            raise Sets(-1, BufferError, f"no {what}")
+
+        return act
+
+    tensors = hostile_type()
+    plain, readonly = tensors(), tensors(view=refuse("view"), flags=1)
+    neither = tensors(view=refuse("view"), export=refuse("export"))
+    kernel = fast_args(lambda x: x.sum())
+    if not is_first:
+        assert [kernel(plain) for _ in range(WARM)] == [6.0] * WARM
+    with pytest.raises(BufferError, match=r"'x' \(position 0\).*no export"):
+        kernel(neither)
+    looks, made = plain.looks, plain.ledger.made
+    assert kernel(plain) == 6.0 and plain.ledger.made == made and plain.looks > looks  # views are still taken
+    for _ in range(WARM):
+        assert kernel(readonly) == kernel(plain) == 6.0
+        with pytest.raises(BufferError, match=r"'x' \(position 0\).*no export"):
+            kernel(neither)
+    assert "readonly array" in str(kernel.explain(readonly))
+    for tensor in (plain, readonly):
+        tensor.ledger.check(tensor.ledger.made)
