@@ -50,8 +50,9 @@ html_extra_path = ["index.html"]  # a server shows it first: it leads to docs/
 
 
 def set_sections(app, what, name, obj, options, lines: list[str]) -> None:
-    """Set the docstrings' headings, and their ``name : description``, which NumPy's style would take for a type."""
+    """Set the docstrings' headings, links to pages, and ``name : description``, which NumPy's style would take for a type."""
     text = re.sub(r"^(\w[\w ]*)\n-+$", r".. rubric:: \1\n", "\n".join(lines), flags=re.M)
+    text = re.sub(r"``(docs/[\w/-]+)\.md``", r":doc:`/\1`", text)
     lines[:] = re.sub(r"^([*\w]+(?:, [*\w]+)*) : (?=\S)", r"``\1``\n    ", text, flags=re.M).split("\n")
 
 

@@ -1,4 +1,4 @@
-"""fastexchange: tensors of any framework straight into Numba kernels, at the cost of hand-written C.
+"""fastexchange: tensors of any framework straight into Numba kernels.
 
 Start at :func:`fast_args` in ``api``. The way of one argument: ``calls.kernel`` (what is called), ``dispatch.vectorcall`` (the
 native call), ``dispatch.rows`` (a cached call, from the arguments into the kernel and out again) or

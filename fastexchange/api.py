@@ -34,7 +34,7 @@ def fast_args(
     func=None, /, *, grad="refuse", storage=False, returns=None, out=None, mutates=None, backward=None, cuda=None, launch=None,
     **options,
 ):  # fmt: skip
-    """Make a Numba kernel that takes tensors of any framework. A call costs about as much as one of a hand-written C extension.
+    """Make a Numba kernel that takes tensors of any framework as they are.
 
     Parameters
     ----------

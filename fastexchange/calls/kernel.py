@@ -533,7 +533,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         have an annotation (``torch.Tensor``, ``list[torch.Tensor]``, ``float``, ``int``, ``bool``, or one of these ``| None``) or
         a default. Under FASTEXCHANGE_DEBUG=1, read here, calls check that the kernel writes to no other argument.
 
-        Needs PyTorch 2.4 or newer. Raises ImportError if it is missing or older; TypeError for a parameter that no schema has, a
+        Needs PyTorch 2.8 or newer. Raises ImportError if it is missing or older; TypeError for a parameter that no schema has, a
         kernel that neither declares outputs nor writes to arguments, or whose results are no PyTorch tensors; ValueError for a
         name that is registered, and for a `backward` or `mutates` that does not fit the parameters.
 
