@@ -25,7 +25,8 @@ static int show(void *py_object, DLTensor *out)
     return 0;
 }
 
-static void let_go(DLManagedTensorVersioned *self) /* from any thread, perhaps without the GIL */
+/* from any thread, perhaps without the GIL */
+static void let_go(DLManagedTensorVersioned *self)
 {
     if (!Py_IsInitialized()) return; /* the interpreter has ended: leak it */
     PyGILState_STATE state = PyGILState_Ensure();
