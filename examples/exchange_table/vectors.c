@@ -19,12 +19,14 @@ static PyTypeObject *vector_type;
 static int show(void *py_object, DLTensor *out)
 {
     Vector *x = py_object;
-    *out = (DLTensor){.data = x->data, .device = {kDLCPU, 0}, .ndim = 1, .dtype = {kDLFloat, 32, 1},
-                      .shape = x->shape, .strides = x->strides, .byte_offset = 0};
+    *out = (DLTensor){.data = x->data, .device = {kDLCPU, 0}, .ndim = 1,
+                      .dtype = {kDLFloat, 32, 1}, .shape = x->shape, .strides = x->strides,
+                      .byte_offset = 0};
     return 0;
 }
 
-static void let_go(DLManagedTensorVersioned *self) /* from any thread, perhaps without the GIL */
+/* from any thread, perhaps without the GIL */
+static void let_go(DLManagedTensorVersioned *self)
 {
     if (!Py_IsInitialized()) return; /* the interpreter has ended: leak it */
     PyGILState_STATE state = PyGILState_Ensure();
@@ -33,7 +35,7 @@ static void let_go(DLManagedTensorVersioned *self) /* from any thread, perhaps w
     free(self);
 }
 
-static int export(void *py_object, DLManagedTensorVersioned **out)
+static int export_tensor(void *py_object, DLManagedTensorVersioned **out)
 {
     DLManagedTensorVersioned *made = calloc(1, sizeof *made);
     if (made == NULL) { PyErr_NoMemory(); return -1; }
@@ -46,12 +48,12 @@ static int export(void *py_object, DLManagedTensorVersioned **out)
     return 0;
 }
 
-static int import(DLManagedTensorVersioned *tensor, void **out)
+static int import_tensor(DLManagedTensorVersioned *tensor, void **out)
 {
     DLTensor *t = &tensor->dl_tensor;
     int is_packed = t->ndim == 1 && (t->shape[0] < 2 || t->strides == NULL || t->strides[0] == 1);
     if (!is_packed || t->device.device_type != kDLCPU || t->dtype.code != kDLFloat || t->dtype.bits != 32 || t->dtype.lanes != 1
-        || tensor->flags & 1 /* readonly */) {
+        || (tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY)) {
         PyErr_SetString(PyExc_BufferError, "a Vector is a packed, writable vector of float32 on the CPU");
         return -1;
     }
@@ -100,13 +102,14 @@ static int stream(DLDeviceType device_type, int32_t device_id, void **out) { *ou
 static DLPackExchangeAPI table = {
     .header = {.version = {1, 3}, .prev_api = NULL},
     .managed_tensor_allocator = allocate,
-    .managed_tensor_from_py_object_no_sync = export,
-    .managed_tensor_to_py_object_no_sync = import,
+    .managed_tensor_from_py_object_no_sync = export_tensor,
+    .managed_tensor_to_py_object_no_sync = import_tensor,
     .dltensor_from_py_object_no_sync = show,
     .current_work_stream = stream,
 };
 
-/* ---- __dlpack__, for consumers that do not know the table ---- */
+/* ---- __dlpack__, for consumers that do not know the table. It gives a versioned capsule, whatever `max_version` is: consumers
+ * that know DLPack before 1.0 alone refuse that. ---- */
 static void let_capsule_go(PyObject *capsule)
 {
     if (!PyCapsule_IsValid(capsule, "dltensor_versioned")) return; /* a consumer has it */
@@ -114,10 +117,20 @@ static void let_capsule_go(PyObject *capsule)
     managed->deleter(managed);
 }
 
-static PyObject *dlpack(PyObject *self, PyObject *args, PyObject *keywords) /* its keywords ask for nothing that it could refuse */
+static PyObject *dlpack(PyObject *self, PyObject *args, PyObject *keywords)
 {
+    static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
+    PyObject *stream = Py_None, *max_version = Py_None, *dl_device = Py_None, *copy = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOOO", names, &stream, &max_version, &dl_device, &copy)) return NULL;
+    int device_type = kDLCPU, device_id = 0;
+    int is_here = dl_device == Py_None || (PyTuple_Check(dl_device)
+        && PyArg_ParseTuple(dl_device, "ii", &device_type, &device_id) && device_type == kDLCPU);
+    if (!is_here || copy == Py_True || stream != Py_None) {
+        PyErr_SetString(PyExc_BufferError, "a Vector is exported on the CPU, without a stream, and not copied");
+        return NULL;
+    }
     DLManagedTensorVersioned *managed;
-    return export(self, &managed) < 0 ? NULL : PyCapsule_New(managed, "dltensor_versioned", let_capsule_go);
+    return export_tensor(self, &managed) < 0 ? NULL : PyCapsule_New(managed, "dltensor_versioned", let_capsule_go);
 }
 
 static PyObject *dlpack_device(PyObject *self, PyObject *none) { return Py_BuildValue("ii", kDLCPU, 0); }
@@ -161,8 +174,9 @@ PyMODINIT_FUNC PyInit_vectors(void)
     vector_type = (PyTypeObject *)PyType_FromSpec(&spec);
     PyObject *capsule = PyCapsule_New(&table, "dlpack_exchange_api", NULL);
     if (module == NULL || vector_type == NULL || capsule == NULL) return NULL;
-    if (PyObject_SetAttrString((PyObject *)vector_type, "__dlpack_c_exchange_api__", capsule) < 0) return NULL;
+    PyObject *type = (PyObject *)vector_type;
+    if (PyObject_SetAttrString(type, "__dlpack_c_exchange_api__", capsule) < 0) return NULL;
     Py_DECREF(capsule);
     Py_INCREF(vector_type);
-    return PyModule_AddObject(module, "Vector", (PyObject *)vector_type) < 0 ? NULL : module;
+    return PyModule_AddObject(module, "Vector", type) < 0 ? NULL : module;
 }
