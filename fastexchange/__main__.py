@@ -89,10 +89,11 @@ _CONFORMANCE = """\
 For libraries whose type has __dlpack_c_exchange_api__. FUNCTION is called without arguments, and
 returns a tensor of the type, or a list of some: contiguous, strided, readonly, empty ...
 
-Each line is ok or wrong: the table; an owning export, and that it says what __dlpack__ says;
-references; the deleter, in another thread and without the GIL; a borrowed view; the object that is
-made of an export; the allocator, also for too much memory; the stream; exports in four threads.
-The checks run in a process of their own: a crash is a line, too.
+Each line is ok, wrong, or - (not checked): the table; an owning export, and that it says what
+__dlpack__ says; references; the deleter, in another thread and without the GIL; a borrowed view;
+the object that is made of an export; the allocator, also for too much memory; the stream; exports
+in four threads. The checks run in a process of their own: a crash is a line, too, and a check that
+does not end.
 
 examples:
   python -m fastexchange conformance mypackage.testing:make_tensor
@@ -199,6 +200,9 @@ def _parser() -> argparse.ArgumentParser:
         _CONFORMANCE,
     )
     conformance.add_argument("what", metavar="MODULE:FUNCTION", help="a function that makes a tensor, or a list of tensors")
+    conformance.add_argument(
+        "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="for each check (default: %(default)g)"
+    )
 
     run = add(
         "run",
