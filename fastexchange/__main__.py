@@ -161,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         made = commands.add_parser(
             name, help=line, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
         )
+        made.set_defaults(error=made.error)  # it shows this command's usage
         made.add_argument("--traceback", action="store_true", help="after an error, also show the traceback")
         return made
 
@@ -315,7 +316,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
         arguments = ["bench", *arguments]
     arguments, of_program = _split_program_arguments(arguments)
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.error(f"unrecognized arguments: {' '.join(unknown)}")
     if of_program is not None:
         options.arguments = of_program
     # The encoding of stdout may have no ±: print another character then.
