@@ -89,10 +89,11 @@ _CONFORMANCE = """\
 For libraries whose type has __dlpack_c_exchange_api__. FUNCTION is called without arguments, and
 returns a tensor of the type, or a list of some: contiguous, strided, readonly, empty ...
 
-Each line is ok or wrong: the table; an owning export, and that it says what __dlpack__ says;
-references; the deleter, in another thread and without the GIL; a borrowed view; the object that is
-made of an export; the allocator, also for too much memory; the stream; exports in four threads.
-The checks run in a process of their own: a crash is a line, too.
+Each line is ok, wrong, or - (not checked): the table; an owning export, and that it says what
+__dlpack__ says; references; the deleter, in another thread and without the GIL; a borrowed view;
+the object that is made of an export; the allocator, also for too much memory; the stream; exports
+in four threads. The checks run in a process of their own: a crash is a line, too, and a check that
+does not end.
 
 examples:
   python -m fastexchange conformance mypackage.testing:make_tensor
@@ -160,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         made = commands.add_parser(
             name, help=line, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
         )
+        made.set_defaults(error=made.error)  # it shows this command's usage
         made.add_argument("--traceback", action="store_true", help="after an error, also show the traceback")
         return made
 
@@ -199,6 +201,9 @@ def _parser() -> argparse.ArgumentParser:
         _CONFORMANCE,
     )
     conformance.add_argument("what", metavar="MODULE:FUNCTION", help="a function that makes a tensor, or a list of tensors")
+    conformance.add_argument(
+        "--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="for each check (default: %(default)g)"
+    )
 
     run = add(
         "run",
@@ -311,7 +316,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
         arguments = ["bench", *arguments]
     arguments, of_program = _split_program_arguments(arguments)
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.error(f"unrecognized arguments: {' '.join(unknown)}")
     if of_program is not None:
         options.arguments = of_program
     # The encoding of stdout may have no ±: print another character then.

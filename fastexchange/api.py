@@ -306,4 +306,7 @@ def _keep_on_disk(kernel: FastKernel) -> None:
         kernel.enable_caching()
     except RuntimeError as error:
         reraise_passing(error)
-        warnings.warn(f"fast_args(cache=True): {error}; compiling without a disk cache", RuntimeWarning, stacklevel=4)
+        kernel._why_not_cached = str(error)
+        code = kernel.py_func.__code__
+        text = f"fast_args(cache=True): {kernel.__qualname__}: {error}; compiling without a disk cache"
+        warnings.warn_explicit(text, RuntimeWarning, code.co_filename, code.co_firstlineno)

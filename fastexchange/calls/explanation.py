@@ -27,7 +27,7 @@ from ..producers.ndarray import dtype_of
 from .carried_code import Content
 from .compile_errors import raise_named, why_none_takes
 from .fallback import as_numba_takes_it, check_arguments
-from .numba_type import UnknownType, is_tensor_by_itself
+from .numba_type import UnknownType, has_numba_type, is_tensor_by_itself
 from .outputs import shape_and_dtype
 from .resolve import Resolver
 from .shipped_kernels import shipped_with
@@ -136,6 +136,8 @@ def _path_of(obj) -> Explanation:
     notes = tuple(found.notes)
     if found.kind is OTHER and (advice := advice_for(obj)):
         notes = (*notes[:-1], f"it is no tensor, and Numba refuses it; {advice}")
+    elif found.kind is OTHER and not has_numba_type(obj):
+        notes = (*notes[:-1], "it is no tensor, and Numba has no type for it: the call raises TypeError")
     return Explanation(type_name(type(obj)), found.path, notes, found.source)
 
 

@@ -52,7 +52,7 @@ class KernelCounts(NamedTuple):
     slow: int
     """Calls on the slow path: the first with a signature, and calls with an argument that only Numba can read."""
     compiled: int
-    """Signatures that Numba has compiled."""
+    """Signatures that are compiled, or loaded."""
 
 
 class Kernel:
@@ -141,6 +141,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     __slots__ = ("_memory",)
     __class_getitem__: Any = classmethod(GenericAlias)  # for annotations: parameters and result of the function
     _slow_calls: int = 0
+    _why_not_cached: str = ""  # with cache=True: why its code is not kept
     _origin: Any = None  # the dispatcher whose machine code it uses: its symbols are removed when that dispatcher dies
 
     def __init__(self, py_func, locals=None, targetoptions=None, pipeline_class=compiler.Compiler):

@@ -12,6 +12,7 @@ The directory, the content of an entry, and how code is made of it, are Numba's.
 """
 
 import functools
+import os
 import types as python_types
 import warnings
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from ..ground.numba_code import (
     unique,
 )
 from ..ground.numba_internals import FunctionCache, failures
+from ..ground.passing import reraise_passing
 from ..ground.sources import source_stamp
 from ..interpreter import DISABLED
 from ..version import __version__
@@ -187,11 +189,17 @@ class KernelCache(FunctionCache):
     """
 
     def __init__(self, py_func, options: dict, warns: bool):
-        super().__init__(py_func)
+        try:
+            super().__init__(py_func)
+        except RuntimeError as error:  # of Numba, which has found no folder
+            reraise_passing(error)
+            if not os.path.exists(py_func.__code__.co_filename):
+                raise RuntimeError("its function is in no file") from error
+            raise RuntimeError("no folder can be written: set NUMBA_CACHE_DIR") from error
         self._options = options
         folder = CacheFolder(Path(self.cache_path) / FOLDER)
         if why := folder.why_not_trusted:
-            raise RuntimeError(f"cannot cache function {py_func.__qualname__!r} in {folder.path}: {why}")
+            raise RuntimeError(f"code cannot be kept in {folder.path}: {why}")
         stamp = self._impl.locator.get_source_stamp()
         self._impl.reduce, self._impl.rebuild = reduced, rebuilt
         own = made_by()

@@ -16,14 +16,14 @@ from ..ground.numba_internals import type_of_argument
 from ..ground.passing import reraise_passing
 from ..ground.safe_repr import type_name
 
-__all__ = ["UnknownType", "is_tensor_by_itself", "let_numba_take", "require_numba_type"]
+__all__ = ["UnknownType", "has_numba_type", "is_tensor_by_itself", "let_numba_take", "require_numba_type"]
 
 
 def require_numba_type(kernel, position: int, value) -> None:
     """Raise TypeError for an object without a Numba type."""
     cls = type(value)
     is_known = id(cls) in _typed_by_numba and not isinstance(value, type)  # Numba has types for some classes only
-    if is_known or _has_numba_type(value):
+    if is_known or has_numba_type(value):
         if not is_known:
             forget = functools.partial(_forget_type, id(cls))
             _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
@@ -105,7 +105,7 @@ def _is_typed(value) -> bool:
         return False
 
 
-def _has_numba_type(value) -> bool:
+def has_numba_type(value) -> bool:
     """Whether ``numba.typeof`` returns a type, or raises an error of its own, which the dispatcher will raise."""
     try:
         return type_of_argument(value) is not None

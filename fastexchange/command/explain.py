@@ -50,7 +50,9 @@ def _kernel(kernel) -> str:
         way = "native; it borrows its tensors"
     shipped = shipped_with(kernel) if issubclass(type(kernel), FastKernel) else None
     if cache.cache_path is None:
-        kept = "off: each process compiles what is not shipped; cache=True keeps the code"
+        why = getattr(kernel, "_why_not_cached", "")
+        how = f"cache=True, but {why}" if why else "cache=True keeps the code"
+        kept = f"off: each process compiles what is not shipped; {how}"
     else:
         hits, misses = sum(cache.cache_hits.values()), sum(cache.cache_misses.values())
         kept = f"{cache.cache_path}: {hits} loaded, {misses} compiled in this process"

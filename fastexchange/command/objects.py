@@ -41,15 +41,15 @@ def imported(given: str) -> ModuleType:
         raise CommandError(f"{given} cannot be imported: {one_line(error)}") from error
 
 
-def find(module: ModuleType, dotted: str, what: str) -> Any:
-    """Return the object with this dotted name in the module."""
+def find(module: ModuleType, dotted: str, what: str, is_kernel: bool = True) -> Any:
+    """Return the object with this dotted name in the module. `is_kernel`: the message for a wrong name lists the kernels."""
     found: Any = module
     for number, name in enumerate(names := dotted.split("."), 1):
         try:
             found = getattr(found, name)
         except AttributeError as error:
-            owner = ".".join(names[: number - 1])
-            raise CommandError(f"{what} has no {name!r}{' in ' + owner if owner else ''}{_instead(module)}") from error
+            owner, instead = ".".join(names[: number - 1]), _instead(module) if is_kernel else ""
+            raise CommandError(f"{what} has no {name!r}{' in ' + owner if owner else ''}{instead}") from error
         except Exception as error:
             raise CommandError(f"{what}: {dotted} cannot be read: {one_line(error)}") from error
     return found

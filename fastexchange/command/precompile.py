@@ -103,4 +103,6 @@ def _compiled(kernel, call) -> tuple[str, bool]:
     if is_kept:
         return f"{line}kept in {folder}", True
     why = "; ".join(str(each.message) for each in caught)
-    return f"{line}not kept: {why or ('it has no cache=True' if folder is None else f'{folder} cannot be written')}", False
+    if folder is None:
+        why = why or (f"cache=True, but {kernel._why_not_cached}" if kernel._why_not_cached else "it has no cache=True")
+    return f"{line}not kept: {why or f'{folder} cannot be written'}", False

@@ -242,11 +242,11 @@ def _code_of_packages() -> Iterator[Finding]:
     from ..ground.package_code import best_of, installed
 
     for package, folders in sorted(installed().items()):
-        found, why = best_of(package, folders)
-        instead = "its kernels are compiled" if found is None else f"that for {found.level} is, {found.path}"
+        found, why, advice = best_of(package, folders)
+        instead = "its kernels are compiled" if found is None else f"that for {found.level} is used, {found.path}"
         if why:
             text = f"the machine code of its kernels is not used: {why}; {instead}"
-            yield Finding("native code", package, SLOW, text, f"install {package} again, or one built for this")
+            yield Finding("native code", package, SLOW, text, advice or f"install {package} again, or one built for this")
         elif found is not None:
             yield Finding("native code", package, OK, f"machine code of its kernels for {found.level}: {found.path}")
 
@@ -301,6 +301,10 @@ def _disk_cache() -> Iterator[Finding]:
         if code_cache.hits and not code_cache.misses:  # filled by another user, such as root in an image
             where = ", ".join(str(each.path) for each in code_cache.folders if each.path.is_dir())
             text = f"{where} can be read, not written: this run loaded {code_cache.hits} from it, and compiled none"
+            yield Finding(section, "directory", OK, text)
+            return
+        if not code_cache.misses and not shipped_code().why_not:
+            text = "none can be written, and none is needed: this run took its native code from the package, and compiled none"
             yield Finding(section, "directory", OK, text)
             return
         why = folder.why_not_trusted

@@ -38,7 +38,8 @@ def start_anew(options: argparse.Namespace, what: str) -> None:
     """
     program = options.program
     if not (options.is_module or program == "-" or os.path.exists(program)):
-        raise CommandError(f"{program!r} is not a file; to run a module, give -m {program}")
+        to_run = "" if program.endswith(".py") or os.sep in program else f"; to run a module, give -m {program}"
+        raise CommandError(f"there is no file {program!r}{to_run}")
     given = _options_of_python()
     if given is None or os.name != "posix" or not sys.executable or os.pathsep in _FOLDER:
         return

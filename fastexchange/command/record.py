@@ -81,7 +81,7 @@ def _write(file: Path) -> None:
     content = {"fastexchange": __version__, "kernels": kernels, "left_out": left_out}
     with _replaced(file) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    met = f"{_count(sum(map(len, kernels.values())))} of {len(kernels)} kernels"
+    met = f"{_count(sum(map(len, kernels.values())))} of {len(kernels)} kernel{'s' * (len(kernels) != 1)}"
     print(f"{file}: {met}, as this process met them; what its child processes met is not recorded", file=sys.stderr)
     for name, why in left_out.items():
         print(f"  left out: {name}: {why}", file=sys.stderr)

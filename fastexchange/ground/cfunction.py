@@ -85,7 +85,7 @@ class _Announced:
     def _tell(self):
         self._is_told = True
         why = shipped_code().why_not
-        kept = "later processes load it" if code_cache.is_kept else f"which each process does, because {code_cache.why_not_kept}"
+        kept = "later processes load it" if code_cache.is_kept else f"each process compiles it again: {code_cache.why_not_kept}"
         text = f"fastexchange: compiling native code that is new on this machine; {kept} ({why})"
         if why and sys.stderr is not None:  # without `why` this process makes the code that is shipped
             with contextlib.suppress(Exception):  # a closed stderr

@@ -11,6 +11,7 @@ import ast
 import functools
 import os
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,10 @@ _V3 = *_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsav
 _V4 = *_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"
 LEVELS: dict[str, tuple[str, ...]] = {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2, "x86-64": (), "aarch64": ()}
 """From the highest down, and their features, by LLVM's names."""
+_VERSION = "the version of "
 _WHAT = (
-    "the format of its file", "the ABI of Python", "the version of Numba", "the version of llvmlite",
-    "the size of Numba's dispatcher", "the size of a tuple without items", "whether None is immortal", "the version of NumPy",
+    "the format of its file", "the ABI of Python", f"{_VERSION}Numba", f"{_VERSION}llvmlite",
+    "the size of Numba's dispatcher", "the size of a tuple without items", "whether None is immortal", f"{_VERSION}NumPy",
     "Numba's settings", "its level",
 )  # fmt: skip
 
@@ -117,6 +119,24 @@ class FileEntries:
         """Return None: nobody else makes these entries."""
 
 
+class MadeElsewhere(NotBelieved):
+    """The file of a package is for another installation. `advice`: what the user can do."""
+
+    advice = ""
+
+    def __init__(self, package: str, what: str, there: Any, here: Any) -> None:
+        if isinstance(there, list) and (changed := [each for each in zip(there, here, strict=False) if each[0] != each[1]]):
+            ((name, there), (_, here)), *_ = changed
+            what = f"NUMBA_{name.removesuffix('_DEFAULT')}"
+            there, here = (re.sub(r"_OptLevel\((.*)\)", r"\1", value) for value in (there, here))
+            if what in os.environ:
+                self.advice = f"unset {what}"
+        elif what.startswith(_VERSION):
+            name = what.removeprefix(_VERSION)
+            self.advice = f"install {name} {there}, or build {package} with {here}"
+        super().__init__(f"it was made for another installation: {what} is {there} there, {here} here")
+
+
 class CodeFile(FileEntries):
     """The content of a file."""
 
@@ -147,9 +167,7 @@ class CodeFile(FileEntries):
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise NotBelieved("it has the format of another version of fastexchange") from None
         for what, there, here in differences:
-            if isinstance(there, list):
-                here, there = ([each for each in one if each not in other] for one, other in ((here, there), (there, here)))
-            raise NotBelieved(f"it was made for another installation: {what} is {there} there, {here} here")
+            raise MadeElsewhere(package, what, there, here)
         if owner != package:
             raise NotBelieved(f"it is of the package {owner}")
         if half and half != source_stamp(_HALF):
@@ -211,25 +229,32 @@ def _content(package: str, path: Path) -> bytes | None:
         return None
 
 
-def best_of(package: str, folders: list[Path]) -> tuple[CodeFile | None, str]:
-    """Read the file for this process in the folders of a package. Returns it, and why it, or a better one, is not used."""
-    why = ""
+def best_of(package: str, folders: list[Path]) -> tuple[CodeFile | None, str, str]:
+    """Read the file for this process in the folders of a package.
+
+    Returns it, why it, or a better one, is not used, and what the user can do, if that is known.
+    """
+    why = advice = ""
     for level in fitting_levels():
         for folder in folders:
             path = folder / name_of_file(level)
             try:
                 if (data := _content(package, path)) is not None:
-                    return CodeFile.unpacked(path, package, level, data), why
+                    return CodeFile.unpacked(path, package, level, data), why, advice
             except (OSError, NotBelieved) as error:
                 reraise_passing(error.__cause__ or error)
-                why = why or f"{path}: {error}"
-    return None, why or f"there is none for {native_code_depends_on()[0]} and {', '.join(fitting_levels()) or 'this processor'}"
+                if not why:
+                    why, advice = f"that for {level}: {error} ({path})", getattr(error, "advice", "")
+    if not why:
+        why = f"there is none for {native_code_depends_on()[0]} and {', '.join(fitting_levels()) or 'this processor'}"
+        advice = "unset NUMBA_CPU_NAME" if "NUMBA_CPU_NAME" in os.environ else ""
+    return None, why, advice
 
 
 @functools.cache
 def code_file(package: str) -> CodeFile | None:
     """The code of a package for this process; None without any: :data:`why_not` says why."""
-    found, why_not[package] = best_of(package, _folders_of(package))
+    found, why_not[package], _ = best_of(package, _folders_of(package))
     if found is not None:
         opened.append(found)
     if why_not[package]:

@@ -382,8 +382,9 @@ def test_kernels_are_not_kept_where_others_can_write_or_nobody(module):
     assert not list(folder.iterdir())
     names: dict = {}
     source = "from fastexchange import fast_args\n@fast_args(cache=True)\ndef kernel(x):\n    return x + 1\n"
-    with pytest.warns(RuntimeWarning, match="cannot cache"):
+    with pytest.warns(RuntimeWarning, match="kernel: its function is in no file") as told:
         exec(compile(source, "<made up>", "exec"), names)
+    assert (told[0].filename, told[0].lineno) == ("<made up>", 2)
     assert names["kernel"](1) == 2
 
 

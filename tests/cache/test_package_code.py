@@ -13,7 +13,7 @@ from interpreter import environment_of, run_python
 from native_copies import started
 from shell import run
 
-from fastexchange.command import pyinstaller_hook
+from fastexchange.command import probe, pyinstaller_hook
 from fastexchange.command.make_code import LEVELS_HERE
 from fastexchange.ground import numba_code, package_code
 from fastexchange.ground.disk_cache import NotBelieved, framed
@@ -245,13 +245,23 @@ def entry(made_for, half="", package="mine"):
     return framed(repr((*made_for, half, package)), {"a": b"b"})
 
 
-def test_files_of_other_installations_are_refused():
+def test_files_of_other_installations_are_refused(monkeypatch):
     path, level = Path("x.code"), "x86-64-v3"
     own = package_code.made_for(level)
     assert CodeFile.unpacked(path, "mine", level, entry(own)).entries == {"a": b"b"}
     for i, what in enumerate(package_code._WHAT):
         with pytest.raises(NotBelieved, match=f"{what} is "):
             CodeFile.unpacked(path, "mine", level, entry((*own[:i], "another", *own[i + 1 :])))
+    numpy = package_code._WHAT.index("the version of NumPy")
+    with pytest.raises(NotBelieved) as refused:
+        CodeFile.unpacked(path, "mine", level, entry((*own[:numpy], "9.9", *own[numpy + 1 :])))
+    assert refused.value.advice == f"install NumPy 9.9, or build mine with {own[numpy]}"
+    settings = package_code._WHAT.index("Numba's settings")
+    changed = [(name, "_OptLevel(9)" if name == "OPT" else value) for name, value in own[settings]]
+    monkeypatch.setenv("NUMBA_OPT", "3")
+    with pytest.raises(NotBelieved, match=r"NUMBA_OPT is 9 there, \d here$") as refused:
+        CodeFile.unpacked(path, "mine", level, entry((*own[:settings], changed, *own[settings + 1 :])))
+    assert refused.value.advice == "unset NUMBA_OPT"
     for unfit in (framed("", {}), framed("()", {}), framed(repr((*own[1:], "", "mine")), {})):
         with pytest.raises(NotBelieved, match="format of another version"):
             CodeFile.unpacked(path, "mine", level, unfit)
@@ -261,6 +271,22 @@ def test_files_of_other_installations_are_refused():
         CodeFile.unpacked(path, "mine", level, entry(own, package="another"))
     with pytest.raises(NotBelieved, match="no entries"):
         CodeFile.unpacked(path, "mine", level, framed(repr((*own, "", "mine")), []))
+
+
+@pytest.mark.skipif(len(fitting_levels()) < 2, reason="this processor has one level")
+def test_what_doctor_says_of_a_damaged_file(tmp_path, monkeypatch):
+    """It names the level of the file that is damaged, and that whose file is used."""
+    best, second, *_ = fitting_levels()
+    (tmp_path / package_code.name_of_file(best)).write_bytes(b"damaged")
+    (tmp_path / package_code.name_of_file(second)).write_bytes(CodeFile.packed({"a": ("b", b"")}, "mine", second, ""))
+    monkeypatch.setattr(package_code, "installed", lambda: {"mine": [tmp_path]})
+    (line,) = probe._code_of_packages()
+    assert line.status == "slow" and f"not used: that for {best}: it" in line.text, line
+    assert f"that for {second} is used" in line.text and line.advice.startswith("install mine again")
+    monkeypatch.setattr(package_code, "installed", lambda: {"mine": [tmp_path / "none"]})
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    (line,) = probe._code_of_packages()
+    assert line.advice == "unset NUMBA_CPU_NAME"
 
 
 def test_an_entry_under_the_name_of_another_is_not_found():

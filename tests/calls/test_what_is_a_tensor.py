@@ -4,8 +4,10 @@ import array
 import collections
 import contextlib
 import ctypes
+import decimal
 import types
 
+import numba
 import numpy as np
 import pytest
 from frameworks import needs_torch, torch
@@ -144,3 +146,12 @@ def test_a_dtype_of_another_framework():
     assert kind is TypeError and message.endswith("torch.dtype; pass 'float32'")
     kind, message = type_and_message(from_dlpack, np.ones(2), dtype="nothing")
     assert kind is TypeError and "from_dlpack(): dtype is what numpy.dtype takes, not 'nothing'" in message
+
+
+def test_explain_says_that_no_call_takes_it():
+    """Numba has no type for some objects, and takes others."""
+    said = "Numba has no type for it: the call raises TypeError"
+    kernel = fast_args(lambda x: x)
+    assert said in str(explain(decimal.Decimal(1))) and type_and_message(kernel, decimal.Decimal(1))[0] is TypeError
+    taken = numba.typed.List([1])
+    assert explain(taken).path == "numba" and said not in str(explain(taken)) and list(kernel(taken)) == [1]

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numba
 import pytest
@@ -17,7 +18,7 @@ from shell import run, run_here, without
 import fastexchange
 from fastexchange.calls.kernel_cache import made_by
 from fastexchange.command import doctor, probe
-from fastexchange.ground import cfunction
+from fastexchange.ground import cfunction, shipped
 from fastexchange.ground.numba_code import code_depends_on
 
 
@@ -276,5 +277,9 @@ def test_what_is_in_the_disk_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(cfunction, "ROOT", Path("/dev/null"))
     monkeypatch.setattr(cfunction, "user_cache", lambda: Path("/dev/null"))
     monkeypatch.setattr(cfunction, "code_cache", cfunction.CodeCache())
+    monkeypatch.setattr(shipped, "shipped_code", lambda: SimpleNamespace(why_not="none is installed"))
     (line,) = probe._disk_cache()
     assert line.status == "slow" and line.text.startswith("none can be written: ") and "NUMBA_CACHE_DIR" in line.advice
+    monkeypatch.setattr(shipped, "shipped_code", lambda: SimpleNamespace(why_not=""))
+    (line,) = probe._disk_cache()
+    assert line.status == "ok" and "none is needed" in line.text

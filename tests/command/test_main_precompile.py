@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -12,6 +13,7 @@ from numba.core import sigutils
 from shell import run, run_here
 
 from fastexchange import fast_args
+from fastexchange.calls.kernel_cache import FunctionCache
 from fastexchange.calls.signature_text import text_of, types_in
 
 MODULE = """
@@ -188,10 +190,34 @@ def test_without_a_compiler(folder, arguments):
     assert done.returncode == 2 and "NUMBA_DISABLE_JIT is set" in done.stderr and "0x" not in done.stderr
 
 
+def test_a_kernel_whose_code_has_no_folder(imported, monkeypatch):
+    """It has ``cache=True``, and is said to have it."""
+    def no_folder(self, py_func):
+        raise RuntimeError("no locator")
+
+    monkeypatch.setattr(FunctionCache, "__init__", no_folder)
+    (imported / "homeless.py").write_text("""\
+from fastexchange import fast_args
+
+@fast_args(cache=True)
+def kernel(x):
+    return x + 1
+
+__precompile__ = [(kernel, "(int64,)")]
+""")
+    with pytest.warns(RuntimeWarning, match="kernel: no folder can be written") as told:
+        done = run_here("precompile", "homeless")
+    assert (Path(told[0].filename).name, told[0].lineno) == ("homeless.py", 3)
+    said = "cache=True, but no folder can be written: set NUMBA_CACHE_DIR"
+    assert done.returncode == 1 and f"not kept: {said}" in done.stdout
+    assert said in run_here("explain", "homeless:kernel").stdout
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
+    ("doctor --bogus", "usage: python -m fastexchange doctor "),
     ("record program.py", "-o"), ("record -o x.json", "PROGRAM"), ("record -o x.txt program.py", "end in .json"),
     ("record -o none/x.json program.py", "cannot be written"), ("record -o folder.json program.py", "cannot be written"),
-    ("record -o x.json none.py", "is not a file"),
+    ("record -o x.json none.py", "there is no file 'none.py'\n"), ("record -o x.json none", "to run a module, give -m none"),
 ])  # fmt: skip
 def test_wrong_arguments(imported, arguments, said):
     (imported / "folder.json").mkdir()
