@@ -57,6 +57,18 @@ def test_elements_of_half_precision(dtype):
     assert [total(array)[0] for _ in range(3)] == [3.5] * 3
 
 
+@pytest.mark.parametrize("dtype", ["int2", "uint2", "int4", "uint4"])
+def test_elements_that_jax_does_not_export(dtype):
+    x = jnp.ones(3, dtype)
+    for value, item in (x, ""), ((x,), r", item \[0\]"), ([x], r", item \[0\]"):
+        why = rf"argument 'x' \(position 0\){item} cannot be .* elements, {dtype}: .*; convert the array to a wider type"
+        with pytest.raises(BufferError, match=why):
+            total(value)
+        assert "refused with BufferError" in total.explain(value).outcome
+    with pytest.raises(BufferError, match=dtype):
+        from_dlpack(x)
+
+
 def test_numbers_of_64_bits():
     with jax_with_64_bits(True):
         array = jnp.arange(3, dtype="int64") + 2**40
