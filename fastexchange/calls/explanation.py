@@ -170,7 +170,12 @@ def is_launched(kernel, bound: tuple) -> bool:
 
 
 def explain_call(kernel, bound: tuple) -> CallExplanation:
-    """See :meth:`FastKernel.explain`. Reads the tensors; neither compiles nor runs the kernel."""
+    """See :meth:`FastKernel.explain`. Reads the tensors; neither compiles nor runs the kernel. Outputs may be omitted."""
+    try:
+        bound = kernel._complete(bound)
+    except Exception as error:  # inputs that do not fit the notation
+        reraise_passing(error)
+        return explained(kernel, bound, refusal(error))
     if not runtime().is_native:
         return explained(kernel, bound, Outcome("numba", f"Numba's own dispatcher makes all calls: {runtime().why_not_native}"))
     try:

@@ -410,6 +410,17 @@ def test_bound(framework):
     assert (one.shape, two.dtype) == ((2,), np.int64)
 
 
+@pytest.mark.parametrize("given", [(X, X), (X, 2.0), (X, W, W)])
+def test_inputs_that_do_not_fit_are_explained_as_refused(given):
+    with pytest.raises((TypeError, ValueError)) as refused:
+        weighted(*given)
+    explained = weighted.explain(*given)
+    assert explained.kind == "refused" and f"refused with {refused.type.__name__}: {refused.value}" == explained.outcome
+    assert [name for name, *_ in explained.arguments] == ["x", "w", "y"]
+    with pytest.raises(TypeError, match="positional arguments"):
+        weighted.explain(*given, *given)
+
+
 def test_explained_pickled_and_beside_what_only_numba_takes():
     weighted(X, W)
     assert "native from the first argument" in weighted.explain(X, W).outcome
