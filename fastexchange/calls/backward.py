@@ -68,8 +68,9 @@ class Step:
         """
         found = list(made) if isinstance(made, (list, tuple)) else [made]
         if len(found) != len(self.gives):
+            count = "1 gradient" if len(found) == 1 else f"{len(found)} gradients"
             raise RuntimeError(
-                f"{self._what}: backward {self._kind} {self.name} returned {len(found)} gradients, and the kernel has "
+                f"{self._what}: backward {self._kind} {self.name} returned {count}, and the kernel has "
                 f"{len(self._arguments)} arguments, {', '.join(self._arguments)}; return None for those without one"
             )
         for position, gradient in zip(self.gives, found, strict=True):

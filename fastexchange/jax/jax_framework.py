@@ -7,8 +7,6 @@ import numpy as np
 
 from ..arguments.kind import MEANINGS
 from ..ground.dlpack import VERSION
-from ..ground.dlpack_types import why_not_exported
-from ..ground.dtype_registry import padded_key_of
 from ..ground.once import cached_property
 from ..producers.framework import Framework
 from . import ending  # noqa: F401  it registers what has to come before JAX's end
@@ -48,8 +46,6 @@ class _JAX(Framework):
 
     def as_dlpack_raises(self, tensor, error: Exception) -> Exception:
         """See :class:`Framework`. JAX's Python code says more, for example of a deleted array."""
-        if isinstance(tensor.dtype, np.dtype) and padded_key_of(tensor.dtype) is not None:
-            return BufferError(f"JAX does not export its elements, {tensor.dtype}: {why_not_exported(tensor.dtype)}")
         try:
             tensor.__dlpack__(max_version=VERSION)
         except Exception as own:
