@@ -60,8 +60,8 @@ def test_elements_of_half_precision(dtype):
 @pytest.mark.parametrize("dtype", ["int2", "uint2", "int4", "uint4"])
 def test_elements_that_jax_does_not_export(dtype):
     x = jnp.ones(3, dtype)
-    for value, item in (x, ""), ((x,), r", item \[0\]"), ([x], r", item \[0\]"):
-        why = rf"argument 'x' \(position 0\){item} cannot be .* elements, {dtype}: .*; convert the array to a wider type"
+    why = rf"argument 'x' \(position 0\).* cannot be .* elements, {dtype}: .*; convert the array to a wider type"
+    for value in x, (x,), [x]:
         with pytest.raises(BufferError, match=why):
             total(value)
         assert "refused with BufferError" in total.explain(value).outcome
