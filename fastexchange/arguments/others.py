@@ -39,19 +39,19 @@ _INSTEAD = {
     ("xarray", "Dataset"): "pass the .data of its variables",
     ("scipy", "spmatrix"): "pass its .toarray(), or the arrays that it consists of",
     ("scipy", "sparray"): "pass its .toarray(), or the arrays that it consists of",
-    ("PIL", "Image"): "pass numpy.asarray(…) of it",
-    ("jax", "PRNGKeyArray"): "pass jax.random.key_data(…) of it",
+    ("PIL", "Image"): "pass numpy.asarray({})",
+    ("jax", "PRNGKeyArray"): "pass jax.random.key_data({})",
     ("torch", "Proxy"): "it is a Proxy, by which torch.fx.symbolic_trace records operators: call the kernel as one, "
     "as_torch_op(), or from a function that torch.fx.wrap names",
 }
-"""By package and name of a class: what to pass instead of its objects, and of those of derived classes."""
+"""By package and name of a class: what to pass instead of its objects, ``{}``, and of those of derived classes."""
 
 _SEVERAL = {
-    ("torch", "Size"): "pass tuple(…) of it",
-    ("torch", "Module"): "pass its tensors, for example list(module.parameters())",
+    ("torch", "Size"): "pass tuple({})",
+    ("torch", "Module"): "pass its tensors, for example list({}.parameters())",
 }
 """The same of what a kernel may take as a list or a tuple."""
-_ONE_BY_ONE = "pass its items one by one, or numpy.array(list(…)) of it"
+_ONE_BY_ONE = "pass its items one by one, or numpy.array(list({}))"
 
 _ITERABLES = (types.GeneratorType, *map(type, ({}.keys(), {}.values(), {}.items())), range, collections.deque)
 
@@ -64,13 +64,13 @@ _TRACED = (
 )
 
 
-def advice_for(value, is_one: bool = False) -> str:
+def advice_for(value, name: str = "x", is_one: bool = False) -> str:
     """What `value` is and what to pass instead; "" if nothing is known of it. Runs no code of the object's class.
 
-    `is_one`: only a tensor is taken in its place, no list of them.
+    `name`: the expression by which the caller has the value. `is_one`: only a tensor is taken in its place, no list of them.
     """
     several = _several(value)
-    return _ONE_BY_ONE if several and is_one else several or _instead(value)
+    return (_ONE_BY_ONE if several and is_one else several or _instead(value)).replace("{}", name)
 
 
 def _several(value) -> str:
@@ -79,8 +79,8 @@ def _several(value) -> str:
         if (known := _SEVERAL.get((str(base.__module__).partition(".")[0], base.__name__))) is not None:
             return known
     if issubclass(cls, _ITERABLES) or any("__next__" in vars(base) for base in cls.__mro__):
-        return "pass list(…) of it"
-    return "pass list(….values()) of it, or a numba.typed.Dict" if issubclass(cls, dict) else ""
+        return "pass list({})"
+    return "pass list({}.values()), or a numba.typed.Dict" if issubclass(cls, dict) else ""
 
 
 def _instead(value) -> str:

@@ -8,12 +8,15 @@ Gradients of complex numbers are PyTorch's: the conjugate of JAX's.
 """
 
 import inspect
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..ground.safe_repr import shown
+from ..ground.shape_notation import Pattern
 
-__all__ = ["GRAD", "Step", "is_function", "steps_of"]
+__all__ = ["GRAD", "Step", "check_shapes", "is_function", "steps_of"]
 
 GRAD = "grad_"
 
@@ -68,8 +71,9 @@ class Step:
         """
         found = list(made) if isinstance(made, (list, tuple)) else [made]
         if len(found) != len(self.gives):
+            count = "1 gradient" if len(found) == 1 else f"{len(found)} gradients"
             raise RuntimeError(
-                f"{self._what}: backward {self._kind} {self.name} returned {len(found)} gradients, and the kernel has "
+                f"{self._what}: backward {self._kind} {self.name} returned {count}, and the kernel has "
                 f"{len(self._arguments)} arguments, {', '.join(self._arguments)}; return None for those without one"
             )
         for position, gradient in zip(self.gives, found, strict=True):
@@ -81,6 +85,55 @@ class Step:
                     f"{name!r}, which has {shapes[position]}"
                 )
         return found
+
+
+def check_shapes(steps: list[Step], pattern: Pattern, what: str) -> None:
+    """Raise ValueError for a kernel whose notation gives a gradient another shape than its argument's, whatever the extents are.
+
+    `pattern`: of the kernel that is differentiated. Both notations are evaluated with several extents for its names, also equal
+    ones, and those that stand in the notations as numbers. Expressions with ``//`` are left to the call.
+    """
+    for step in steps:
+        own = getattr(getattr(step.call, "kernel", step.call), "_pattern", None)
+        if own is None or step.is_function or "//" in f"{own}{pattern}" or not own.numbers.keys() <= pattern.numbers.keys():
+            continue
+        inputs = {each.name: each for each in pattern.inputs}
+        extents = itertools.product(_extents(f"{own}{pattern}"), (0, 2) if pattern.has_rest else (0,))
+        tried = [shapes for each in extents if (shapes := _shapes(own, pattern, *each)) is not None]
+        for index, output in enumerate(own.outputs):
+            each = inputs.get(output.name[len(GRAD) :])
+            pairs = [(made[index], given[each.name]) for made, given in tried] if each is not None else []
+            if pairs and all(made != wanted for made, wanted in pairs):
+                raise ValueError(
+                    f"{what}: backward kernel {step.name} returns {output}, which never has the shape of {each}: its out= is "
+                    f"{str(own)!r}, and that of the kernel {str(pattern)!r}"
+                )
+
+
+def _extents(text: str) -> Iterator[Callable[[int], int]]:
+    """Functions that give the i-th name of a notation an extent. `text`: the notations."""
+    for number in {1, 2, *map(int, re.findall(r"\b\d+\b", text))}:
+        yield lambda i, number=number: number  # type: ignore[misc]
+    yield from (lambda i: 5 + 3 * i, lambda i: 997 - 5 * i)
+
+
+def _shapes(own: Pattern, pattern: Pattern, extent: Callable, count: int) -> tuple[list, dict[str, tuple]] | None:
+    """The shapes of a step's outputs, and those of the differentiated kernel's arguments by name; None if extents do not fit.
+
+    `extent`: of :func:`_extents`. `count`: how many dimensions ``...`` stands for.
+    """
+    known: dict[Any, int] = {name: extent(i) for i, name in enumerate(pattern.variables)}
+    rest = tuple(extent(len(known) + i) for i in range(count))
+    dims = {each.name: ((rest if dim is ... else (known.get(dim, dim),)) for dim in each.dims) for each in pattern.inputs}
+    given = {name: tuple(itertools.chain(*parts)) for name, parts in dims.items()}
+    try:
+        made = pattern.shapes_of([known[name] for name in pattern.numbers], list(given.values()), "")
+        outputs = {each.name: shape for each, shape in zip(pattern.outputs, made, strict=True)}
+        of_inputs = given | outputs | {GRAD + name: shape for name, shape in outputs.items()}
+        shapes = [of_inputs[each.name] for each in own.inputs]
+        return own.shapes_of([known[name] for name in own.numbers], shapes, ""), given
+    except (ValueError, KeyError):  # KeyError: an argument whose shape the notation does not say
+        return None
 
 
 def _parameters_of(function, what: str) -> list[str]:

@@ -9,7 +9,7 @@ import numba
 from numba.core import types
 from numba.core.errors import TypingError
 
-from ..exchange.errors import argument
+from ..exchange.errors import argument, instead_of_mixed
 from ..ground.half import NotForHalf
 from ..ground.numba_internals import has_representation, load_representations
 from ..ground.omitted import OMITTED
@@ -67,8 +67,8 @@ def _readonly_written(kernel, positional: list, named: dict[str, Any]) -> str:
     if found[0] in outputs:
         return f" It writes to its output {found[0]!r}, and is given a readonly array: leave the output out."
     return (
-        f" It writes to {found[0]!r}, a readonly array: pass one that is writable, such as numpy.array(...) of it, or write to "
-        "an output, fast_args(out=...)."
+        f" It writes to {found[0]!r}, a readonly array: pass one that is writable, such as numpy.array({found[0]}), or write "
+        "to an output, fast_args(out=...)."
     )
 
 
@@ -136,7 +136,7 @@ def raise_named(kernel, bound: tuple, as_numba_takes_it) -> None:
             first, other, index = mixed
             raise TypeError(
                 f"{argument(kernel, position)}: the items of a list have one type; item 0 is {_numba_name(first)}, item {index} "
-                f"{_numba_name(other)}; pass a tuple, or convert them"
+                f"{_numba_name(other)}; {instead_of_mixed(kernel, position)}"
             )
 
 

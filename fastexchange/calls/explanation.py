@@ -111,7 +111,7 @@ def explain(obj, /) -> Explanation:
 
 def _explained(obj, depth: int) -> Explanation:
     """:func:`explain`, with items of tuples and lists down to `depth`."""
-    explanation = _path_of(obj)
+    explanation = _path_of(obj, "obj")
     why = framework_of(obj).why_narrow(obj)
     field = _field_of(obj) if why is None else None
     if field is not None and not is_computed(field):
@@ -125,8 +125,8 @@ def _explained(obj, depth: int) -> Explanation:
     return replace(explanation, reasons=(*explanation.reasons, *inner))
 
 
-def _path_of(obj) -> Explanation:
-    """:func:`explain` without the elements, which some kernels take and others do not."""
+def _path_of(obj, name: str) -> Explanation:
+    """:func:`explain` without the elements, which some kernels take and others do not. `name`: of `obj`, for advice."""
     found = discover(type(obj), obj)
     if found.kind.form == structs.FORM_BUFFER and is_numba_only(obj):
         notes = (*found.notes, "its strides are no multiple of its item size, which DLPack cannot describe")
@@ -134,7 +134,7 @@ def _path_of(obj) -> Explanation:
     if is_tensor_by_itself(obj, found.kind):
         return Explanation(type_name(type(obj)), DUNDER.path, ("its class has no __dlpack__: Python asks each object of it",))
     notes = tuple(found.notes)
-    if found.kind is OTHER and (advice := advice_for(obj)):
+    if found.kind is OTHER and (advice := advice_for(obj, name)):
         notes = (*notes[:-1], f"it is no tensor, and Numba refuses it; {advice}")
     elif found.kind is OTHER and not has_numba_type(obj):
         notes = (*notes[:-1], "it is no tensor, and Numba has no type for it: the call raises TypeError")
@@ -172,7 +172,12 @@ def is_launched(kernel, bound: tuple) -> bool:
 
 
 def explain_call(kernel, bound: tuple) -> CallExplanation:
-    """See :meth:`FastKernel.explain`. Reads the tensors; neither compiles nor runs the kernel."""
+    """See :meth:`FastKernel.explain`. Reads the tensors; neither compiles nor runs the kernel. Outputs may be omitted."""
+    try:
+        bound = kernel._complete(bound)
+    except Exception as error:  # inputs that do not fit the notation
+        reraise_passing(error)
+        return explained(kernel, bound, refusal(error))
     if not runtime().is_native:
         return explained(kernel, bound, Outcome("numba", f"Numba's own dispatcher makes all calls: {runtime().why_not_native}"))
     try:
@@ -201,12 +206,16 @@ def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | No
     `paths`: by position, the paths of arguments that differ from those into a kernel for the CPU.
     """
 
+    name_of = kernel._parameters.name_of
+
     def how(position: int, value) -> Explanation:
-        return Explanation(type_name(type(value)), paths[position]) if paths and position in paths else _path_of(value)
+        if paths and position in paths:
+            return Explanation(type_name(type(value)), paths[position])
+        return _path_of(value, name_of(position))
 
     arguments = tuple(
         (
-            kernel._parameters.name_of(position),
+            name_of(position),
             None if value is OMITTED else how(position, value),
             _numba_name(outcome.numba_types, position, value),
         )

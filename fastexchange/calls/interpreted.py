@@ -79,8 +79,9 @@ def interpreted(declared):
         """``FastKernel.explain``."""
         from .explanation import Outcome, explained, refusal
 
-        bound = complete(parameters.bind(*args, **kwargs))
+        bound = parameters.bind(*args, **kwargs)
         try:
+            bound = complete(bound)
             check_arguments(kernel, bound)
             outcome = Outcome("numba", "Python makes all calls, tensors as NumPy views: NUMBA_DISABLE_JIT is set")
         except Exception as error:

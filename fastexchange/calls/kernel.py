@@ -571,7 +571,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         bound = self._parameters.bind(*args, **kwargs)
         framework = _seen_by(self, bound)
         seen = explain_seen(self, bound, framework) if framework is not None else None
-        return explain_call(self, self._complete(bound)) if seen is None else seen
+        return explain_call(self, bound) if seen is None else seen
 
     def _complete(self, bound: tuple) -> tuple:
         """`bound` with the omitted outputs allocated."""

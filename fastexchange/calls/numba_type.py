@@ -11,7 +11,7 @@ from ..arguments.kind import OTHER, Kind
 from ..arguments.others import advice_for
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
-from ..exchange.errors import argument
+from ..exchange.errors import argument, expression
 from ..ground.numba_internals import type_of_argument
 from ..ground.passing import reraise_passing
 from ..ground.safe_repr import type_name
@@ -35,7 +35,7 @@ def require_numba_type(kernel, position: int, value) -> None:
         )
     if kernel._is_interpreted and (cls.__module__ != "builtins" or inspect.isfunction(value)):
         return  # under NUMBA_DISABLE_JIT jitted functions are Python functions, and jitted classes Python classes
-    if advice := advice_for(value):
+    if advice := advice_for(value, expression(kernel, position)):
         raise UnknownType(f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor; {advice}")
     tried = "; ".join(["__dlpack_c_exchange_api__, __dlpack__, the buffer protocol, numba.typeof", *discover(cls).notes[:-1]])
     raise UnknownType(

@@ -20,7 +20,7 @@ from ..ground.parameters import Parameters
 from ..ground.passing import reraise_passing
 from ..ground.safe_repr import shown
 from ..ground.shape_notation import pattern_of
-from .backward import steps_of
+from .backward import check_shapes, steps_of
 
 __all__ = ["KernelOptions", "OptionsOf", "check_names", "checked_mutates", "declaring", "launched", "numba_options"]
 
@@ -180,4 +180,5 @@ class OptionsOf:
             )
         outputs = [each.name for each in self.pattern.outputs]
         names = self.parameters.names
-        steps_of(self.options.backward or (), names[: len(names) - len(outputs)], outputs, self._what)
+        steps = steps_of(self.options.backward or (), names[: len(names) - len(outputs)], outputs, self._what)
+        check_shapes(steps, self.pattern, self._what)

@@ -12,10 +12,12 @@ import numpy as np
 from .._abi import ffi
 from ..arguments.buffer import is_buffer_type
 from ..arguments.discovery import learn
+from ..arguments.ndarrays import is_masked_array
+from ..arguments.others import advice_for
 from ..dispatch import allocation as native
 from ..dispatch.boxed_results import NEW
 from ..dispatch.runtime import runtime
-from ..exchange.export import export_of, known
+from ..exchange.export import export_of, is_exportable, known
 from ..ground import dtype_registry
 from ..ground.dlpack import DLDeviceType
 from ..ground.dlpack_types import DLDataType
@@ -129,9 +131,24 @@ class Outputs:
         """The shapes of the outputs, and the element types of the inputs by position."""
         numbers = self.pattern.values_of(arguments, self._parameters.defaults, self._name)
         positions = [each.position for each in self.pattern.inputs]
-        read = [shape_and_dtype(arguments[position], self._argument(position)) for position in positions]
+        read = [self._read_input(position, arguments[position]) for position in positions]
         shapes = self.pattern.shapes_of(numbers, [shape for shape, _ in read], self._name)
         return shapes, dict(zip(positions, (dtype for _, dtype in read), strict=True))
+
+    def _read_input(self, position: int, value) -> tuple[tuple[int, ...], DLDataType | None]:
+        """:func:`shape_and_dtype` of an input. Raises TypeError with what to do if it is no tensor."""
+        try:
+            return shape_and_dtype(value, self._argument(position))
+        except TypeError:
+            if _is_tensor(value) or is_masked_array(type(value)):
+                raise
+        name = self._parameters.names[position]
+        given = self._parameters.defaults.get(position) if isinstance(value, Omitted) else value
+        leave_out = f", or take {name} out of out=" if len(self.pattern.inputs) > 1 else ""
+        raise TypeError(
+            f"{self._argument(position)}: an object of type {type_name(type(given))} is no tensor, and {str(self.pattern)!r} "
+            f"says that {name} is one; {advice_for(given, name, is_one=True) or f'pass one{leave_out}'}"
+        )
 
     # ---- allocating --------------------------------------------------------------------------------------------------
 
@@ -174,6 +191,11 @@ class Outputs:
 _ALLOCATE = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 5)
 
 
+def _is_tensor(value) -> bool:
+    """Whether something exports a value, or is to be asked."""
+    return hasattr(value, "__dlpack__") or is_buffer_type(type(value)) if DISABLED else is_exportable(value)
+
+
 def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | None]:
     """A tensor's shape and element type; None for a type that DLPack lacks.
 
@@ -181,7 +203,7 @@ def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | Non
     """
     framework = framework_of(value)
     if DISABLED:
-        if not (hasattr(value, "__dlpack__") or is_buffer_type(type(value))):
+        if not _is_tensor(value):
             raise TypeError(f"{what}: an object of type {type_name(type(value))} is no tensor")
         array = framework.as_numpy(framework.elements_of(value)) if not isinstance(value, np.ndarray) else value
         key = dtype_registry.key_of(array.dtype)

@@ -4,7 +4,7 @@
    readonly array (numba#5950), and by jitclasses that get a readonly array (numba#5726). They are a TypingError, as other such
    writes are.
 2. Array parameters that the code provably never writes to. For a declared output that is a ValueError.
-3. Stores of floats into declared outputs of integers. They are a warning.
+3. Stores of floats into declared outputs of integers or bools. They are a warning.
 
 What the called functions do is not read: an argument that is passed to one may be written to there.
 """
@@ -27,7 +27,10 @@ __all__ = ["NEVER_WRITTEN", "add_pass", "check_outputs", "parameters_assigned_to
 NEVER_WRITTEN = "fastexchange_never_written"
 """The attribute of a code library with the names of the parameters that its kernel never writes to."""
 _FRACTIONS_LOST = "fastexchange_fractions_lost"
-"""The attribute with a source location for each parameter of integers that floats are stored into, by name. Not kept on disk."""
+"""The attribute with a source location for each parameter of integers or bools that floats are stored into, by name.
+
+It is not kept on disk.
+"""
 
 _READS = frozenset({
     "shape", "size", "ndim", "dtype", "itemsize", "strides", "nbytes",
@@ -99,15 +102,18 @@ def check_outputs(kernel, compiled) -> None:
 
 
 def warn_of_lost_fractions(kernel, compiled) -> None:
-    """Warn, at the store's place in the source, if compiled code stores floats into a declared output of integers."""
+    """Warn, at the store's place in the source, if compiled code stores floats into an output of integers or bools."""
     places = getattr(compiled.library, _FRACTIONS_LOST, {})
     for output in kernel._pattern.outputs:
         if output.name in places:
             place, name = places[output.name], output.name
+            dtype = compiled.signature.args[output.position].dtype
+            lost = "lose their fractions; store int(...)"
+            if dtype == types.boolean:
+                lost = "all but 0 become True; store a comparison"
             message = (
-                f"{kernel.__qualname__}(): floats are stored into its output {name!r}, whose elements are "
-                f"{compiled.signature.args[output.position].dtype}, and lose their fractions; store int(...), or declare another "
-                f"type, out='... -> {name}[...]: float64'"
+                f"{kernel.__qualname__}(): floats are stored into its output {name!r}, whose elements are {dtype}, and "
+                f"{lost}, or declare another type in out=, {output}: float64"
             )
             warnings.warn_explicit(message, NumbaWarning, place.filename, place.line or 0)
 
@@ -200,13 +206,13 @@ class _Code:
         return False
 
     def losing_store(self, names: set[str]) -> Any:
-        """The place of a store of floats into these variables' array of integers, or None."""
+        """The place of a store of floats into these variables' array of integers or bools, or None."""
         for each in self._statements:
             if isinstance(each, (ir.SetItem, ir.StaticSetItem)) and each.target.name in names:
                 array, stored = self._type(each.target), self._type(each.value)
                 stored = stored.dtype if isinstance(stored, types.Array) else stored
                 array = array.type if isinstance(array, types.Optional) else array
-                if isinstance(array.dtype, types.Integer) and isinstance(stored, types.Float):
+                if isinstance(array.dtype, (types.Integer, types.Boolean)) and isinstance(stored, types.Float):
                     return each.loc
         return None
 

@@ -104,7 +104,7 @@ def _call(kernel, given: str, module: ModuleType) -> str:
         raise CommandError(f"--args: {one_line(error)}") from error
     try:
         return str(kernel.explain(*args, **kwargs))
-    except (TypeError, ValueError) as error:  # the arguments do not fit the parameters, or the declared outputs
+    except TypeError as error:  # the arguments do not fit the parameters
         raise CommandError(f"--args: {one_line(error)}") from error
 
 

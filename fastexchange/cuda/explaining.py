@@ -1,5 +1,6 @@
 """``explain`` of a launch: who would make it, and the path of each argument."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -27,11 +28,12 @@ from .specialising import taken_for, types_given
 __all__ = ["explain_launch"]
 
 
-def explain_launch(launcher, bound: tuple) -> CallExplanation:
-    """See :meth:`CudaLauncher.explain`."""
+def explain_launch(launcher, bound: tuple, complete: Callable[[tuple], tuple] = tuple) -> CallExplanation:
+    """See :meth:`CudaLauncher.explain`. `complete`: makes the omitted outputs."""
     kernel = launcher.kernel
     infos: list[ArgumentInfo] = []
     try:
+        bound = complete(bound)
         infos = classify_arguments(kernel, bound)
         if launcher.why_not or is_for_package(infos):
             outcome = _package_outcome(launcher, infos, launcher.why_not, launcher.why_not or _why_package(kernel, infos))

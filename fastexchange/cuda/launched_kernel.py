@@ -276,7 +276,7 @@ class LaunchedKernel(Kernel, NativeCallable):
 
     def explain(self, /, *args, **kwargs):
         """Explain a call with these arguments without making it; outputs may be omitted. See :meth:`CudaLauncher.explain`."""
-        return explain_launch(self._launcher, self._complete(self._parameters.bind(*args, **kwargs)))
+        return explain_launch(self._launcher, self._parameters.bind(*args, **kwargs), self._complete)
 
     def precompile(self, /, *calls) -> list[tuple]:
         """Compile for signatures or example arguments, whose outputs may be omitted. See :meth:`CudaKernel.precompile`."""

@@ -156,6 +156,11 @@ def _own_bases(cls: type) -> list[type]:
     return [base for base in cls.__mro__ if base.__module__ != "builtins"]
 
 
+def expression(kernel, position: int) -> str:
+    """The expression of the argument or item at `position`: ``xs[0]``."""
+    return kernel._parameters.name_of(position) + "".join(f"[{index}]" for index in getattr(position, "place", ()))
+
+
 def argument(kernel, position: int) -> str:
     """Name the argument or item at `position` for a message; -1: the stream of a launch."""
     if position < 0:
@@ -215,11 +220,17 @@ def refuse_mixed(kernel, position: int, bound: tuple, item) -> NoReturn:
     raise TypeError(mixed(kernel, position, f"item 0 is {_elements(found[0])}, item {index} {_elements(item)}"))
 
 
+def instead_of_mixed(kernel, position: int) -> str:
+    """The advice for a list, the argument or item at `position`, whose items are of several types."""
+    name = expression(kernel, position)
+    return f"convert them, or pass a tuple: `from numba import literal_unroll`, `for each in literal_unroll({name})`"
+
+
 def mixed(kernel, position: int, why: str) -> str:
     """Return the message for a list whose items differ; `why`: how."""
     return (
-        f"{argument(kernel, position)}: the tensors of a list have one element type and one number of dimensions; {why}; pass a "
-        "tuple, or convert them"
+        f"{argument(kernel, position)}: the tensors of a list have one element type and one number of dimensions; {why}; "
+        f"{instead_of_mixed(kernel, position)}"
     )
 
 

@@ -44,6 +44,10 @@ class Input(NamedTuple):
     position: int
     dims: tuple["str | int | Rest", ...]  # type: ignore[valid-type]
 
+    def __str__(self) -> str:
+        """As in the notation: ``x[n, d]``."""
+        return f"{self.name}[{', '.join('...' if dim is ... else str(dim) for dim in self.dims)}]"
+
 
 class Output(NamedTuple):
     """A tensor on the right. `dims`: expressions and ``...``.
@@ -55,6 +59,10 @@ class Output(NamedTuple):
     position: int
     dims: tuple["ast.expr | Rest", ...]  # type: ignore[valid-type]
     dtype: "DLDataType | int | None"
+
+    def __str__(self) -> str:
+        """As in the notation, without the element type: ``y[n, 2 * d]``."""
+        return f"{self.name}[{', '.join('...' if dim is ... else ast.unparse(dim) for dim in self.dims)}]"
 
     @property
     def is_always_empty(self) -> bool:
@@ -167,7 +175,8 @@ class Pattern:
 
     def _output(self, name: str, dims, dtype) -> Output:
         if dims is None:
-            self._wrong(f"output {name!r} has no dimensions; write {name}[...] or {name}[] ")
+            like = self.inputs[0]._replace(name=name)
+            self._wrong(f"output {name!r} has no brackets; write its dimensions, as in {like}, or {name}[] for none")
         if dims.count("...") > 1 or ("..." in dims and not self.has_rest):
             self._wrong(f"output {name!r}: '...' stands for dimensions that an input has, once")
         known: DLDataType | int | None = self._dtype(dtype) if dtype is not None else None
@@ -224,7 +233,7 @@ class Pattern:
                 found = ", ".join(f"{each.name!r} is {dtypes[each.position] or 'of none of DLPack'}" for each in self.inputs)
                 raise TypeError(
                     f"{name}(): its output {output.name!r} has no declared type, and the types of its inputs are promoted to "
-                    f"none: {found}; write {output.name}[...]: float32, or {output.name}[...]: {self.inputs[0].name}, in out="
+                    f"none: {found}; write {output}: float32, or {output}: {self.inputs[0].name}, in out="
                 )
         if known is None:
             at = output.dtype if isinstance(output.dtype, int) else self.inputs[0].position
@@ -311,13 +320,13 @@ class Pattern:
             raise ValueError(f"{name}(): {self._of(output)}: {reason}")
 
         def argument(position: int) -> str:
-            return f"{name}(): argument {self._names[position]!r} (position {position})"
+            return f"argument {self._names[position]!r} (position {position})"
 
         each, shape = self.inputs[item], shapes[item]
-        what = argument(each.position)
+        what = f"{name}(): {argument(each.position)}"
         if why == op.RANK:
-            wanted = ", ".join("..." if dim is ... else str(dim) for dim in each.dims)
-            raise ValueError(f"{what} has {len(shape)} dimensions, {shape}; {self._text!r} says {each.name}[{wanted}]")
+            count = "1 dimension" if len(shape) == 1 else f"{len(shape)} dimensions"
+            raise ValueError(f"{what} has {count}, {shape}; {self._text!r} says {each}")
         if why == op.DIFFERENT_REST:
             first = next(i for i, other in enumerate(self.inputs) if ... in other.dims)
             known, here = (_rest(self.inputs[i], shapes[i]) for i in (first, item))
@@ -375,7 +384,8 @@ def extents_of(
             rest = own if rest is None else rest
             dims[at : at + 1] = rest
         if len(dims) != len(shape):
-            raise ValueError(f"{where} has {len(shape)} dimensions, {shape}; {str(pattern)!r} says {len(dims)}")
+            found = "1 dimension" if len(shape) == 1 else f"{len(shape)} dimensions"
+            raise ValueError(f"{where} has {found}, {shape}; {str(pattern)!r} says {each}")
         for dim, extent in zip(dims, shape, strict=True):
             wanted = extents.setdefault(dim, extent) if isinstance(dim, str) else dim
             if check is not None:

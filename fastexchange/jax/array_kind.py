@@ -11,6 +11,7 @@ import functools
 import sys
 
 import llvmlite.binding
+import numpy as np
 from numba import types
 
 from .._abi import ffi
@@ -29,6 +30,7 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import OB_ITEM, OB_SIZE, Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import CPU
+from ..ground.dlpack_types import why_not_exported
 from ..ground.dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
@@ -41,6 +43,7 @@ from ..ground.dltensor import (
     managed_at,
     refusal,
 )
+from ..ground.dtype_registry import padded_key_of
 from ..ground.native import (
     address_of,
     as_words,
@@ -332,7 +335,13 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
                 tensor = dl_tensor_at(load(out) + DL_TENSOR)
                 if is_in_c_order(tensor):
                     note_known(jax, py_object, tensor.data + types.intp(tensor.byte_offset))
-    return dunder.export(py_object, out) if failed != 0 and cleared_error() else failed
+    if failed == 0 or not cleared_error():
+        return failed
+    checked = c.PyObject_CallOneArg(load(side + 48), py_object)
+    if checked == 0:
+        return types.int32(-1)
+    c.Py_DecRef(checked)
+    return dunder.export(py_object, out)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -523,7 +532,13 @@ def __getattr__(name):
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     to_dlpack = getattr(sys.modules.get("jaxlib._jax"), "buffer_to_dlpack_managed_tensor", None)
-    return "addressable_data", 0, "block_until_ready", "sharding", "num_devices", to_dlpack
+    return "addressable_data", 0, "block_until_ready", "sharding", "num_devices", to_dlpack, _check_elements
+
+
+def _check_elements(array) -> None:
+    """Raise BufferError for elements of less than a byte that JAX keeps one in a byte: its own error is no BufferError."""
+    if isinstance(array.dtype, np.dtype) and padded_key_of(array.dtype) is not None:
+        raise BufferError(f"JAX does not export its elements, {array.dtype}: {why_not_exported(array.dtype)}")
 
 
 def find(cls: type, notes: list[str], instance=None) -> Discovery | None:

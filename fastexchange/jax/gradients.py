@@ -90,7 +90,8 @@ def _refusing(function: Callable, traced) -> Callable:
         outputs = "outputs, fast_args(out=...), with a " if traced.kernel._pattern is None else ""
         raise TypeError(
             f"{traced.name}(): JAX differentiates this call, and the kernel declares no {outputs}backward pass, "
-            "fast_args(backward=...); if no gradient belongs to it, pass jax.lax.stop_gradient() of its arguments"
+            "fast_args(backward=...), for reverse mode (jax.grad, jax.jacrev); forward mode (jax.jvp, jax.jacfwd, jax.hessian) "
+            "takes no kernel; if no gradient belongs to it, pass jax.lax.stop_gradient() of its arguments"
         )
 
     return run

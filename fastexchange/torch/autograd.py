@@ -128,8 +128,9 @@ def _checked(backward: Callable, names: Sequence[str], name: str) -> Callable:
         found = backward(ctx, *grads)
         count = len(found) if isinstance(found, (list, tuple)) else 1
         if count != len(names):
+            gradients = "1 gradient" if count == 1 else f"{count} gradients"
             raise RuntimeError(
-                f"{name}(): its backward returned {count} gradients, and the operator has {len(names)} arguments, "
+                f"{name}(): its backward returned {gradients}, and the operator has {len(names)} arguments, "
                 f"{', '.join(names)}; return None for those without one"
             )
         return found

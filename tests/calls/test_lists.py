@@ -14,6 +14,7 @@ import pytest
 from cache_entries import cache_entries
 from frameworks import FRAMEWORKS, each_mutable_framework, needs_torch, torch
 from made_producers import ONLY_NUMBA, Dunder, Ledger, borrow, ffi, tabled_type
+from numba import literal_unroll
 from oracle import blocks_in_use, check_same_as_njit, references_kept, type_and_message
 from ways import Acting
 
@@ -303,6 +304,22 @@ def test_items_of_different_types(framework):
         with pytest.raises(TypeError, match=r"item 0 is 1-d float64, item 2 \d-d float"):
             total([np.ones(2), np.ones(2), other], 1.0)
         assert "refused with TypeError" in total.explain([np.ones(2), other], 1.0).outcome
+
+
+def test_a_tuple_of_different_types_is_walked_as_the_message_says(framework):
+    @fast_args
+    def walked(xs):
+        found = 0.0
+        for each in literal_unroll(xs):
+            found += each.sum()
+        return found
+
+    given = tensors_of(framework, [np.ones(2), np.ones(3, np.int32), np.ones((2, 2))])
+    assert walked(tuple(given)) == walked(tuple(given)) == 9.0
+    for kernel, mixed in ((walked, given), (fast_args(lambda xs: len(xs)), [np.ones(2), 1])):
+        kind, message = type_and_message(kernel, mixed)
+        assert kind is TypeError
+        assert message.endswith("pass a tuple: `from numba import literal_unroll`, `for each in literal_unroll(xs)`")
 
 
 def of_itself(x, times: int = 1) -> list:

@@ -229,10 +229,10 @@ def test_shapes_that_do_not_fit(framework):
     x, w = framework.tensor(np.ones((2, 3))), framework.tensor(np.ones(4))
     for _ in range(3):
         assert type_and_message(weighted, x, w) == (ValueError, (
-            "weighted(): argument 'w' (position 1): dimension 0 of its shape (4,) is 4, but 'd' is 3 in weighted(): argument 'x' "
+            "weighted(): argument 'w' (position 1): dimension 0 of its shape (4,) is 4, but 'd' is 3 in argument 'x' "
             "(position 0) (x[n, d], w[d] -> y[n, d])"
         ))  # fmt: skip
-        with pytest.raises(ValueError, match=r"argument 'x' \(position 0\) has 1 dimensions, \(4,\); .* says x\[n, d\]"):
+        with pytest.raises(ValueError, match=r"argument 'x' \(position 0\) has 1 dimension, \(4,\); .* says x\[n, d\]"):
             weighted(w, w)
 
 
@@ -344,12 +344,16 @@ def test_on_a_small_stack():
 
 
 X, W = np.ones((2, 3)), np.ones(3)
+defaulted = fast_args(lambda x=2.0, y=None: None, out="x[n] -> y[n]")
 BAD_CALLS = {
     "missing 1 required positional argument: 'w'": lambda: weighted(X),
     "takes from 2 to 3 positional arguments but 4 were given": lambda: weighted(1, 2, 3, 4),
     "unexpected keyword argument 'q'": lambda: weighted(X, W, q=1),
-    r"argument 'x' \(position 0\).* is no tensor": lambda: weighted([1, 2], W),
-    r"argument 'w' \(position 1\).* is no tensor": lambda: weighted(X, object()),
+    r"argument 'x' \(position 0\).* of type list is no tensor, and 'x\[n, d\], .*' says that x is one; pass one, or take x out":
+        lambda: weighted([1, 2], W),
+    r"argument 'w' \(position 1\).* float is no tensor, and .* says that w is one; pass one, or": lambda: weighted(X, 2.0),
+    r"argument 'w' .*; pass its items one by one, or numpy.array\(list\(w\)\)": lambda: weighted(X, range(3)),
+    r"argument 'x' .* float is no tensor, and 'x\[n\] -> y\[n\]' says that x is one; pass one$": lambda: defaulted(),
 }
 
 
@@ -363,7 +367,8 @@ BAD_NOTATION = [
     ("x[n]", "needs one '->'"), ("-> y[n]", "needs a tensor on the left"),
     ("x[n] -> y[m]", "'m' is no dimension of an input"), ("x[n] -> x[n]", "are not the last parameters"),
     ("x[n] ->", "its outputs, none, are not the last"), ("q[n] -> y[n]", "'q' is no parameter of the kernel"),
-    ("x[n] -> y", "output 'y' has no dimensions"), ("x[n], x[n] -> y[n]", "stands in it twice"),
+    ("x[n] -> y", "output 'y' has no brackets; write its dimensions, as in y\\[n\\], or y\\[\\] for none"),
+    ("x[n], x[n] -> y[n]", "stands in it twice"),
     ("x[n], y[n] -> y[n]", "stands in it twice"), ("x[n]: int8 -> y[n]", "'x' is an input"),
     ("x[n] -> y[n]: foo", "'foo' is neither an element type"), ("x[n] -> y[n ** 2]", "'n \\*\\* 2' is no dimension"),
     ("x[n] -> y[f(n)]", "is no dimension"), ("x[n] -> y[n +]", "is no dimension"),
@@ -408,6 +413,17 @@ def test_bound(framework):
     assert from_dlpack(launch.rebind(x=framework.tensor(np.ones((4, 3))), y=None)()).shape == (4, 3)
     one, two = shapes.bind(np.ones(4), 2)()
     assert (one.shape, two.dtype) == ((2,), np.int64)
+
+
+@pytest.mark.parametrize("given", [(X, X), (X, 2.0), (X, W, W)])
+def test_inputs_that_do_not_fit_are_explained_as_refused(given):
+    with pytest.raises((TypeError, ValueError)) as refused:
+        weighted(*given)
+    explained = weighted.explain(*given)
+    assert explained.kind == "refused" and f"refused with {refused.type.__name__}: {refused.value}" == explained.outcome
+    assert [name for name, *_ in explained.arguments] == ["x", "w", "y"]
+    with pytest.raises(TypeError, match="positional arguments"):
+        weighted.explain(*given, *given)
 
 
 def test_explained_pickled_and_beside_what_only_numba_takes():

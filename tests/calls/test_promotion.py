@@ -107,7 +107,7 @@ def unpromoted(x, w, y):
 def test_without_a_promoted_type_the_line_to_write_is_named():
     message = (
         r"unpromoted\(\): its output 'y' has no declared type, and the types of its inputs are promoted to none: 'x' is uint64, "
-        r"'w' is int8; write y\[...\]: float32, or y\[...\]: x, in out="
+        r"'w' is int8; write y\[n\]: float32, or y\[n\]: x, in out="
     )
     given = np.ones(2, np.uint64), np.ones(2, np.int8)
     ways = [(unpromoted, given)]

@@ -32,13 +32,16 @@ OF_ONE_TENSOR = (twice, from_dlpack, lambda x: convert(x, np.ndarray))
 
 
 def said_by_all(thing, advice: str, functions=(*FUNCTIONS, *OF_ONE_TENSOR)) -> None:
+    """`advice`: with ``{}`` for the argument's expression."""
     is_several = "list(" in advice or "tuple(" in advice
+    names = {FUNCTIONS[1]: "x[0]"}
     for function in functions:
         kind, message = type_and_message(function, thing)
         assert issubclass(kind, TypeError)
-        assert ("pass its items one by one" if is_several and function in OF_ONE_TENSOR else advice) in message
-    assert advice in str(explain(thing))
-    assert plain not in functions or advice in str(plain.explain(thing))
+        said = "numpy.array(list(x))" if is_several and function in OF_ONE_TENSOR else advice.format(names.get(function, "x"))
+        assert said in message
+    assert advice.format("obj") in str(explain(thing))
+    assert plain not in functions or advice.format("x") in str(plain.explain(thing))
 
 
 @pytest.mark.skipif(jax is None, reason="JAX is not installed")
@@ -62,14 +65,14 @@ def test_tracers_of_jax():
 
 
 def things_that_are_none():
-    yield from ((thing, "pass list(…) of it") for thing in (map(int, [1]), range(3), collections.deque([1.0]), iter([1.0])))
+    yield from ((thing, "pass list({})") for thing in (map(int, [1]), range(3), collections.deque([1.0]), iter([1.0])))
     xarrays = type("DataArray", (), {"__module__": "xarray.core.dataarray"})  # by the names alone: it need not be installed
     yield xarrays(), "pass its .data"
     if torch is not None:
         model = torch.nn.Linear(2, 2)
-        yield from ((thing, "pass list(…) of it") for thing in (model.parameters(), model.named_parameters()))
-        yield from [(model.state_dict(), "list(….values())"), (model.state_dict().values(), "pass list(…) of it")]
-        yield from [(model, "list(module.parameters())"), (torch.ones(2, 3).shape, "pass tuple(…) of it")]
+        yield from ((thing, "pass list({})") for thing in (model.parameters(), model.named_parameters()))
+        yield from [(model.state_dict(), "pass list({}.values())"), (model.state_dict().values(), "pass list({})")]
+        yield from [(model, "list({}.parameters())"), (torch.ones(2, 3).shape, "pass tuple({})")]
     with contextlib.suppress(ImportError):
         import pandas
 

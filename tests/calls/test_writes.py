@@ -196,7 +196,7 @@ def test_code_that_is_loaded_has_been_looked_at(tmp_path, monkeypatch):
 STORED = [
     ("y[0] = x[0] * 0.5", "int64", True), ("y[:] = x", "int32", True), ("for i in range(3):\n  y[i] += 0.5", "uint8", True),
     ("y[0] = int(x[0])", "int64", False), ("y[0] = x[0] > 0", "int64", False), ("y[:] = x.astype(np.int64)", "int64", False),
-    ("y[0] = x[0]", "float32", False),
+    ("y[0] = x[0]", "float32", False), ("y[0] = x[0]", "bool", True), ("y[:] = x > 0", "bool", False),
 ]  # fmt: skip
 
 
@@ -206,4 +206,7 @@ def test_floats_that_are_stored_into_integers_are_a_warning(body, type_of_y, war
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kernel(np.ones(3)), kernel(np.ones(3))
-    assert [str(each.message).partition(",")[0] for each in caught] == ["f(): floats are stored into its output 'y'"] * warns
+    said = [str(each.message) for each in caught]
+    assert [each.partition(",")[0] for each in said] == ["f(): floats are stored into its output 'y'"] * warns
+    assert all(each.endswith("or declare another type in out=, y[n]: float64") for each in said)
+    assert all(("become True" in each) == (type_of_y == "bool") for each in said)

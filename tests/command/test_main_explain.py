@@ -86,6 +86,8 @@ def test_a_file(folder, tmp_path):
      "add: new: the next such call compiles it\n|as array(float32, 1d, C)|as int64"),
     pytest.param("kernels_of_mine:twice --args torch.ones(3,requires_grad=True)", "|refused with BufferError|requires grad",
                  marks=needs_torch),
+    ("kernels_of_mine:twice --args np.ones(3),np.ones(4)", "twice: refused with ValueError: |'out' (position 1): its shape is"),
+    ("kernels_of_mine:twice --args np.ones((3,3))", "twice: refused with ValueError: |out: omitted"),
     ("numpy:ndarray", "an instance of |: path ndarray ("),
     ("builtins:float", "an instance of |: path scalar ("),
     ("builtins:dict", "an instance of |: path numba ("),
@@ -113,7 +115,6 @@ ERRORS = [
     ("kernels_of_mine:add --args 1,2,3", "--args: TypeError: add() takes from 1 to 2 positional arguments"),
     *((f"kernels_of_mine:add --args {given}", f"--args: {error}")
       for given, error in (("x", "NameError"), ("1+", "SyntaxError"), ("exit()", ""))),
-    ("kernels_of_mine:twice --args np.ones(3),np.ones(4)", "--args: ValueError"),
     (f"{ROOT / 'kernels' / 'axpy.py'}:axpy", "attempted relative import"),  # a part of a package as a file
 ]  # fmt: skip
 

@@ -155,7 +155,7 @@ def test_a_backward_function():
     op(x, w).sum().backward()
     torch.testing.assert_close(x.grad, w.expand(3, 4))
     wrong = scale.as_torch_op("fx_test::scale_wrong", backward=lambda ctx, grad: grad)
-    said = r"scale\(\): its backward returned 1 gradients, and the operator has 2 arguments, x, w"
+    said = r"scale\(\): its backward returned 1 gradient, and the operator has 2 arguments, x, w"
     refused(RuntimeError, said, wrong(x, w).sum().backward)
 
 

@@ -131,7 +131,7 @@ def test_fake_tensors():
         assert isinstance(made, FakeTensor) and made.shape == (2, 3) and made.dtype == torch.float64
         with pytest.raises(ValueError, match=r"scale\(\): argument 'w' \(position 1\): dimension d of its shape differs"):
             scale(torch.empty(2, 3), torch.empty(4))
-        with pytest.raises(ValueError, match=r"scale\(\): argument 'x' \(position 0\) has 1 dimensions"):
+        with pytest.raises(ValueError, match=r"scale\(\): argument 'x' \(position 0\) has 1 dimension, .* says x\["):
             scale(torch.empty(2), torch.empty(4))
         said = scale.explain(torch.empty(2, 3), torch.empty(3))
         assert said.kind == "operator" and re.search(r"torch\.ops\.fastexchange\.\w*scale", said.outcome)

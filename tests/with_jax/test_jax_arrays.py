@@ -57,6 +57,19 @@ def test_elements_of_half_precision(dtype):
     assert [total(array)[0] for _ in range(3)] == [3.5] * 3
 
 
+@pytest.mark.parametrize("dtype", ["int2", "uint2", "int4", "uint4"])
+def test_elements_that_jax_does_not_export(dtype):
+    x = jnp.ones(3, dtype)
+    why = rf"argument 'x' \(position 0\).* cannot be .* elements, {dtype}: .*; convert the array to a wider type"
+    for value in x, (x,), [x]:
+        with pytest.raises(BufferError, match=why):
+            total(value)
+        assert "refused with BufferError" in total.explain(value).outcome
+    for function in from_dlpack, fast_args(seen.py_func, nogil=True):
+        with pytest.raises(BufferError, match=dtype):
+            function(x)
+
+
 def test_numbers_of_64_bits():
     with jax_with_64_bits(True):
         array = jnp.arange(3, dtype="int64") + 2**40
@@ -346,7 +359,7 @@ def test_arrays_are_readonly():
     """Numba's error begins with what to do. It also shows source code, so only its first line is looked at."""
     x = jnp.ones(3)
     said = {
-        "It writes to 'x', a readonly array: pass one that is writable, such as numpy.array(...) of it": lambda: writes(x),
+        "It writes to 'x', a readonly array: pass one that is writable, such as numpy.array(x), or": lambda: writes(x),
         "It writes to its output 'y', and is given a readonly array: leave the output out": lambda: fills(x, x),
         "for these argument types. It says:": lambda: misspelt(x),
     }

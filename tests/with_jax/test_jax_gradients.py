@@ -1,5 +1,7 @@
 """``fast_args(backward=)``: JAX and PyTorch differentiate a kernel by the steps that it declares once."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from forked import fork_python
@@ -103,9 +105,9 @@ def test_vmap_jacobians_and_scan():
     assert np.allclose(kept(x[0]), jax.grad(lambda x: jnp.exp(jnp.exp(x)).sum())(x[0]))
 
 
-@fast_args(out="grad_y[n] -> grad_x[n]")
+@fast_args(out="grad_y[n] -> grad_x[n, 1]")
 def of_another_shape(grad_y, grad_x):
-    grad_x[:] = grad_y
+    grad_x[:, 0] = grad_y
 
 
 @fast_args(out="x[n, d] -> y[n]", backward=of_another_shape)
@@ -119,7 +121,7 @@ def changing(x):
 
 
 def test_what_has_no_gradient_says_why():
-    wrong = r"first_column.*: backward kernel of_another_shape\(\) returned a gradient of the shape \(4,\) for 'x', which .*4, 2"
+    wrong = r"first_column.*: backward kernel of_another_shape\(\) returned a gradient of the shape \(4, 1\) for 'x', .*4, 2"
     with pytest.raises(RuntimeError, match=wrong):
         jax.grad(lambda x: first_column(x).sum())(jnp.ones((4, 2)))
     with pytest.raises(TypeError, match=r"changing\(\): .* declares no outputs, fast_args\(out=\.\.\.\), with a backward pass"):
@@ -178,7 +180,7 @@ def test_forward_mode_is_an_error():
     for forward in (lambda f: jax.jvp(f, (x4,), (x4,)), lambda f: jax.jacfwd(f)(x4)):
         with pytest.raises(TypeError, match="forward-mode"):
             forward(lambda x: scaled(x, s3))
-    with pytest.raises(TypeError, match=r"undeclared\(\)"):
+    with pytest.raises(TypeError, match=r"undeclared\(\): .*, for reverse mode .*; forward mode .* takes no kernel"):
         jax.jvp(undeclared, (x4,), (x4,))
 
 
@@ -204,6 +206,29 @@ WRONG = [
 def test_a_backward_pass_that_does_not_fit_is_refused(error, message, options):
     with pytest.raises(error, match=rf"^fast_args\(\): .*{message}"):
         fast_args(**{"out": "x[n], w[n] -> y[n]", "backward": of_x_only, **options})(lambda x, w, y: None)
+
+
+SHAPES = [  # the kernel's notation, that of its backward pass, whether these can have the same shapes
+    ("x[n], w[n] -> y[n]", "grad_y[n], w[n] -> grad_x[n + 1]", False),
+    ("x[n], w[n] -> y[n]", "grad_y[m], w[k] -> grad_x[k]", True),
+    ("x[n, d], w[d] -> y[n]", "grad_y[n], w[d] -> grad_x[n]", False),
+    ("x[n, d], w[d] -> y[n]", "grad_y[n], w[d] -> grad_x[n, d]", True),
+    ("x[n], w[k] -> y[n - k + 1]", "grad_y[m], w[k] -> grad_x[m + k - 1]", True),
+    ("x[n], w[k] -> y[n - k + 1]", "grad_y[m], w[k] -> grad_x[m + k]", False),
+    ("x[n], w[m] -> y[n]", "grad_y[n], w[m] -> grad_x[m]", True), ("x[n], w[m] -> y[n]", "grad_y[n], w[m] -> grad_x[6]", True),
+    ("x[..., n], w[n] -> y[n]", "grad_y[n], w[n] -> grad_x[n]", True),
+    ("x[..., n], w[n] -> y[..., n]", "grad_y[..., n], w[n] -> grad_x[n, ...]", True),
+    ("x[..., n], w[n] -> y[..., n]", "grad_y[..., n], w[n] -> grad_x[..., 2 * n]", False),
+    ("x[n], w[n] -> y[n // 2]", "grad_y[n], w[m] -> grad_x[m + 1]", True),  # not looked at
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("out", "backward", "fits"), SHAPES)
+def test_a_gradient_that_never_has_the_shape_of_its_argument_is_refused(out, backward, fits):
+    step = fast_args(out=backward)(lambda grad_y, w, grad_x: None)
+    refused = pytest.raises(ValueError, match=r"^fast_args\(\): .* returns grad_x\[.*\], which never has the shape of x\[")
+    with contextlib.nullcontext() if fits else refused:
+        fast_args(out=out, backward=step)(lambda x, w, y: None)
 
 
 def test_an_output_whose_gradient_no_step_takes():
@@ -240,7 +265,7 @@ def test_a_gradient_of_another_shape():
 
 def test_a_function_that_returns_too_few_gradients():
     wrong = fast_args(out="x[n], w[n] -> y[n]", backward=lambda grad_y: grad_y)(half_declared.py_func)
-    with pytest.raises(RuntimeError, match="returned 1 gradients, and the kernel has 2 arguments, x, w"):
+    with pytest.raises(RuntimeError, match="returned 1 gradient, and the kernel has 2 arguments, x, w"):
         jax.grad(lambda x: wrong(x, x4).sum())(x4)
 
 

@@ -213,7 +213,7 @@ REFUSED = [
     (TypeError, r"filled\(\): argument 'n' \(position 1\) is an extent .*static_argnames", lambda: jax.jit(filled)(x8, 3)),
     (TypeError, r"argument 'n' \(position 1\) is an extent .* int, not .*float", lambda: jax.jit(lambda x: filled(x, 2.7))(x8)),
     (TypeError, r"argument 'w' \(position 0\) is written to, and is no", lambda: jax.jit(lambda g: descend(3.0, g, 1.0))(x8)),
-    (ValueError, r"scaled\(\): argument 's' \(position 1\) has 1 dimensions", lambda: jax.jit(scaled)(x8, x8)),
+    (ValueError, r"scaled\(\): argument 's' \(position 1\) has 1 dimension, ", lambda: jax.jit(scaled)(x8, x8)),
     (RuntimeError, r"'s' \(position 1\) has been deleted", lambda: jax.jit(lambda x: scaled(x, deleted))(x8)),
 ]  # fmt: skip
 
