@@ -4,6 +4,7 @@ A row whose figures the run does not have is left out. Ratios are taken round by
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from fastexchange.measuring.timing import Samples
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "docs" / "how-to" / "measuring.md"
 BEGIN, END = "<!-- perf: begin -->\n", "<!-- perf: end -->\n"
-PLOT = "../perf/results/overhead.svg"
+PLOT = ROOT / "perf" / "results" / "overhead.svg"
 COLUMNS = {"c": "hand-written C", "njit": "Numba's dispatcher", "tvm": "tvm-ffi `nop`", "nanobind": "nanobind"}
 _BLANK = "-"
 
@@ -188,7 +189,7 @@ def table(path: Path) -> str:
     heads = ["call", "fastexchange", *(COLUMNS[column] for column in t.columns), "other"]
     return "\n".join(
         [
-            f"All rows of one run, [{name}](../{name}): CPython {machine['python']} on {machine['cores']} cores, "
+            f"All rows of one run, [{name}]({from_readme(path)}): CPython {machine['python']} on {machine['cores']} cores, "
             f"{machine['cpu']}; "
             f"{versions}; {machine['date'][:10]}. In brackets: how many times as long as fastexchange's.",
             "",
@@ -196,10 +197,14 @@ def table(path: Path) -> str:
             "|---" * len(heads) + "|",
             *t.lines,
             "",
-            f"![Nanoseconds per call against the number of arguments, by kind of argument]({PLOT})",
+            f"![Nanoseconds per call against the number of arguments, by kind of argument]({from_readme(PLOT)})",
             "",
         ]
     )
+
+
+def from_readme(path: Path) -> str:
+    return os.path.relpath(path.resolve(), README.parent)
 
 
 def file_in(text: str) -> Path:

@@ -93,6 +93,7 @@ def test_the_table_of_kernels_for_a_gpu(perf, tmp_path):
 def test_the_table_has_ratios_of_its_run_and_leaves_out_what_was_not_measured(perf, monkeypatch, tmp_path):
     table = perf("table")
     monkeypatch.setattr(table, "ROOT", tmp_path)
+    monkeypatch.setattr(table, "README", tmp_path / "docs" / "how-to" / "measuring.md")
     times = {"numpy/3/fast": 20, "numpy/3/c": 15, "numpy/3/njit": 180, "numpy/3/empty": 8, "bound/1": 10}
     file = tmp_path / "run.json"
     results = [files.result(key, scattered(median)) for key, median in times.items()]
@@ -101,7 +102,7 @@ def test_the_table_has_ratios_of_its_run_and_leaves_out_what_was_not_measured(pe
     lines = [line for line in made.splitlines() if line.startswith("|")]
     assert lines[0] == "| call | fastexchange | hand-written C | Numba's dispatcher | other |"
     assert lines[2:] == ["| 3 NumPy arrays | 20.0 ns | 15.0 ns (0.75 x) | 180 ns (9.0 x) | empty C builtin 8.0 ns (0.40 x) |"]
-    assert made.startswith("All rows of one run, [run.json](../run.json)") and "2030-01-02" in made
+    assert made.startswith("All rows of one run, [run.json](../../run.json)") and "2030-01-02" in made
     assert table.file_in(f"{table.BEGIN}{made}{table.END}") == file
 
 
