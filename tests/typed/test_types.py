@@ -16,7 +16,10 @@ from fastexchange.calls.options import numba_options
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 STUB = Path(fastexchange.__file__).with_suffix(".pyi")
-NOT_OURS = r"\bcuda\.grid\(|torch\.from_dlpack\(|import (mykernels|vectors)|scale_cuda\.as_torch_op|Series\.__dlpack_c_\w+ =|y\[:\] = factor"
+NOT_OURS = (
+    r"\bcuda\.grid\(|torch\.from_dlpack\(|import (mykernels|vectors)|scale_cuda\.as_torch_op"
+    r"|Series\.__dlpack_c_\w+ =|y\[:\] = factor"
+)
 """Numba has no types, PyTorch does not declare this function; modules and a kernel that a page leaves to its reader; an attribute
 that is given to a class; an output whose default is None."""
 UNTYPED = {
