@@ -4,8 +4,8 @@ Start at :func:`fast_args` in ``api``. The way of one argument: ``calls.kernel``
 native call), ``dispatch.rows`` (a cached call, from the arguments into the kernel and out again) or
 ``dispatch.read_arguments`` (reading the arguments of any other call) and ``dispatch.trampoline`` (into the kernel);
 ``calls.resolve`` and ``arguments.discovery`` for what is seen for the first time, ``calls.fallback`` for what is left to Numba;
-``ground.dlpack``, ``ground.cpython`` and ``ground.native`` are what all stands on. CONTRIBUTING shows all of it. Type checkers
-read ``__init__.pyi``.
+``ground.dlpack``, ``ground.cpython`` and ``ground.native`` are what all stands on. ``docs/explanation/design.md`` shows all.
+Type checkers read ``__init__.pyi``.
 """
 
 from importlib import import_module as _import_module

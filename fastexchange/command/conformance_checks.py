@@ -51,7 +51,6 @@ class _Described(NamedTuple):
     dtype: tuple[int, int, int]
     device: tuple[int, int]
 
-
     def comparable(self) -> "_Described":
         """The same without what is free: the stride of an extent of 1, and strides and address without elements."""
         if 0 in self.shape:

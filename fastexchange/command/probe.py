@@ -243,9 +243,10 @@ def _code_of_packages() -> Iterator[Finding]:
 
     for package, folders in sorted(installed().items()):
         found, why, advice = best_of(package, folders)
-        instead = "its kernels are compiled" if found is None else f"that for {found.level} is used, {found.path}"
         if why:
-            text = f"the machine code of its kernels is not used: {why}; {instead}"
+            text = f"the machine code of its kernels is not used, they are compiled: {why}"
+            if found is not None:
+                text = f"machine code of its kernels for {found.level} is used: {found.path}; not {why}"
             yield Finding("native code", package, SLOW, text, advice or f"install {package} again, or one built for this")
         elif found is not None:
             yield Finding("native code", package, OK, f"machine code of its kernels for {found.level}: {found.path}")

@@ -536,8 +536,11 @@ def settings() -> list[tuple[str, str]]:
 
 
 def native_settings() -> dict[str, Any]:
-    """The values that Numba's settings have while native code is compiled, whatever is set for users' functions."""
-    return {"OPT": type(_OPTIMISATION)(3), "BOUNDSCHECK": 0, "DEBUGINFO_DEFAULT": 0, "DEBUG_JIT": 0, "USING_SVML": False}
+    """The values that Numba's settings have while native code is compiled, whatever is set for users' functions.
+
+    They are Numba's own defaults: so another thread that reads the settings meanwhile sees others only if somebody has set them.
+    """
+    return {"OPT": type(_OPTIMISATION)(3), "BOUNDSCHECK": None, "DEBUGINFO_DEFAULT": 0, "DEBUG_JIT": 0, "USING_SVML": False}
 
 
 def native_settings_left() -> tuple:

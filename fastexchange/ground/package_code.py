@@ -38,12 +38,12 @@ _V3 = *_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsav
 _V4 = *_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"
 LEVELS: dict[str, tuple[str, ...]] = {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2, "x86-64": (), "aarch64": ()}
 """From the highest down, and their features, by LLVM's names."""
-_VERSION = "the version of "
 _WHAT = (
-    "the format of its file", "the ABI of Python", f"{_VERSION}Numba", f"{_VERSION}llvmlite",
-    "the size of Numba's dispatcher", "the size of a tuple without items", "whether None is immortal", f"{_VERSION}NumPy",
+    "the format of its file", "the ABI of Python", "the version of Numba", "the version of llvmlite",
+    "the size of Numba's dispatcher", "the size of a tuple without items", "whether None is immortal", "the version of NumPy",
     "Numba's settings", "its level",
 )  # fmt: skip
+_VERSIONS_OF = {"the version of Numba": "Numba", "the version of llvmlite": "llvmlite", "the version of NumPy": "NumPy"}
 
 
 def fitting_levels() -> list[str]:
@@ -127,13 +127,12 @@ class MadeElsewhere(NotBelieved):
     def __init__(self, package: str, what: str, there: Any, here: Any) -> None:
         if isinstance(there, list) and (changed := [each for each in zip(there, here, strict=False) if each[0] != each[1]]):
             ((name, there), (_, here)), *_ = changed
-            what = f"NUMBA_{name.removesuffix('_DEFAULT')}"
+            what = f"numba.config.{name}"
             there, here = (re.sub(r"_OptLevel\((.*)\)", r"\1", value) for value in (there, here))
-            if what in os.environ:
-                self.advice = f"unset {what}"
-        elif what.startswith(_VERSION):
-            name = what.removeprefix(_VERSION)
-            self.advice = f"install {name} {there}, or build {package} with {here}"
+            if (variable := f"NUMBA_{name.removesuffix('_DEFAULT')}") in os.environ:
+                what, self.advice = variable, f"unset {variable}"
+        elif what in _VERSIONS_OF:
+            self.advice = f"install {_VERSIONS_OF[what]} {there}, or build {package} with {here}"
         super().__init__(f"it was made for another installation: {what} is {there} there, {here} here")
 
 

@@ -262,6 +262,10 @@ def test_files_of_other_installations_are_refused(monkeypatch):
     with pytest.raises(NotBelieved, match=r"NUMBA_OPT is 9 there, \d here$") as refused:
         CodeFile.unpacked(path, "mine", level, entry((*own[:settings], changed, *own[settings + 1 :])))
     assert refused.value.advice == "unset NUMBA_OPT"
+    monkeypatch.delenv("NUMBA_OPT")
+    with pytest.raises(NotBelieved, match=r"numba.config.OPT is 9 there, \d here$") as refused:
+        CodeFile.unpacked(path, "mine", level, entry((*own[:settings], changed, *own[settings + 1 :])))
+    assert refused.value.advice == ""
     for unfit in (framed("", {}), framed("()", {}), framed(repr((*own[1:], "", "mine")), {})):
         with pytest.raises(NotBelieved, match="format of another version"):
             CodeFile.unpacked(path, "mine", level, unfit)
@@ -281,8 +285,8 @@ def test_what_doctor_says_of_a_damaged_file(tmp_path, monkeypatch):
     (tmp_path / package_code.name_of_file(second)).write_bytes(CodeFile.packed({"a": ("b", b"")}, "mine", second, ""))
     monkeypatch.setattr(package_code, "installed", lambda: {"mine": [tmp_path]})
     (line,) = probe._code_of_packages()
-    assert line.status == "slow" and f"not used: that for {best}: it" in line.text, line
-    assert f"that for {second} is used" in line.text and line.advice.startswith("install mine again")
+    assert line.status == "slow" and f"; not that for {best}: it" in line.text, line
+    assert f"for {second} is used: " in line.text and line.advice.startswith("install mine again")
     monkeypatch.setattr(package_code, "installed", lambda: {"mine": [tmp_path / "none"]})
     monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
     (line,) = probe._code_of_packages()
