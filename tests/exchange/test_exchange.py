@@ -1,6 +1,7 @@
 """Exchange tables as Python sees them, lending ours to NumPy, wrappers that forward to a table, and the functions themselves."""
 
-import copy as copy_module
+import copy
+import functools
 import gc
 import inspect
 import pickle
@@ -19,6 +20,7 @@ from exchanges import (  # isort: skip
 )
 from forked import needs_fork, run_forked
 from frameworks import needs_torch, torch, tvm_ffi
+from hostile_producers import Gives, raising
 
 from made_producers import (  # isort: skip
     TABLE_CAPSULE, Dunder, Ledger, Tabled, address_of, capsule, capsule_name, exchange_table, ffi,
@@ -33,9 +35,8 @@ def look(x):
     return x.ctypes.data, x.sum()
 
 
-seen, seen_unlocked = fast_args(look), fast_args(look, nogil=True)
+seen, seen_unlocked, doubled = fast_args(look), fast_args(look, nogil=True), fast_args(lambda x: x * 2)
 seen_in_tuple = fast_args(lambda pair: (pair[1].ctypes.data, pair[1].sum()))
-total, doubled = fast_args(lambda x: x.sum()), fast_args(lambda x: x * 2)
 
 
 # ---- exchange_api ----------------------------------------------------------------------------------------------------
@@ -78,11 +79,7 @@ def test_a_type_with_only_dlpack_has_a_table_that_calls_it():
     assert made[0] == 0 and tensor.ledger.deleted == 0
     delete(managed)
     tensor.ledger.check(1)
-
-    def fails(self, *, max_version=None):
-        raise PermissionError("not this one")
-
-    tensor = type("Fails", (Dunder,), {"__dlpack__": fails})(np.ones(3))
+    tensor = Gives(raising(PermissionError("not this one")))
     with pytest.raises(PermissionError, match="not this one"):
         call(table.managed_tensor_from_py_object_no_sync, id(tensor), address_of(made))
     assert made[0] == 0
@@ -301,39 +298,27 @@ class Calls:
         return self.make()
 
 
-class WithMethods(Calls):
-    def __init__(self, make, ledger=None):
-        super().__init__(make)
-        self.own = Dunder(np.full(3, 7.0), ledger)
-
-    def __dlpack_device__(self):
-        return (1, 0)
-
-    def __dlpack__(self, *, max_version=None):
-        return self.own.__dlpack__(max_version=max_version)
-
-
-def raising(error):
-    def make():
-        raise error("no")
-
-    return make
+class WithMethods(Calls, Dunder):
+    def __init__(self, make):
+        self.make = make
+        Dunder.__init__(self, np.full(3, 7.0))
 
 
 def test_a_wrapper_is_asked_itself_where_it_forwards_to_nothing():
     array = np.arange(3.0)
     wrapped = WithMethods(lambda: array)
-    assert seen(wrapped)[1] == from_dlpack(wrapped).sum() == seen_unlocked(wrapped)[1] == 3.0 and not wrapped.own.asked
+    assert seen(wrapped)[1] == from_dlpack(wrapped).sum() == seen_unlocked(wrapped)[1] == 3.0 and not wrapped.asked
     ring = [WithMethods(lambda i=i: ring[(i + 1) % 3]) for i in range(3)]
     makes = [lambda thing=thing: thing for thing in (
         None, 3, 2.5, "text", [1.0], type("Bare", (), {})(), np.float64(1.0), Tabled, vars(Tabled)[ATTRIBUTE])]  # fmt: skip
-    makes += [raising(error) for error in (RuntimeError, AttributeError, TypeError, BufferError, ZeroDivisionError)]
+    errors = (RuntimeError, AttributeError, TypeError, BufferError, ZeroDivisionError)
+    makes += [functools.partial(raising(error), None) for error in errors]
     for wrapped in (*map(WithMethods, makes), ring[0]):
         for _ in range(2):
             assert seen(wrapped)[1] == seen_unlocked(wrapped)[1] == from_dlpack(wrapped).sum() == 21.0
-        wrapped.own.ledger.check(6)
+        wrapped.ledger.check(6)
     for take in (seen, seen_unlocked, from_dlpack, lambda x: convert(x, np.ndarray)):
-        assert type_and_message(take, WithMethods(raising(KeyboardInterrupt)))[0] is KeyboardInterrupt
+        assert type_and_message(take, WithMethods(functools.partial(raising(KeyboardInterrupt), None)))[0] is KeyboardInterrupt
     assert seen(np.arange(3.0))[1] == seen(Wrapper(np.arange(3.0)))[1] == 3.0
 
 
@@ -355,10 +340,9 @@ def test_what_a_wrapper_wraps_may_change_from_call_to_call():
     for _ in range(3):
         for inner in inners:
             wrapped.inner = inner
-            want = from_dlpack(inner).sum()
-            assert total(wrapped) == total(wrapped) == want
+            assert seen(wrapped)[1] == seen(wrapped)[1] == from_dlpack(inner).sum()
         wrapped.inner = None
-        assert issubclass(type_and_message(total, wrapped)[0], TypeError)
+        assert issubclass(type_and_message(seen, wrapped)[0], TypeError)
 
 
 def test_a_wrapper_may_call_the_kernel_itself_or_be_a_table_by_inheritance():
@@ -382,18 +366,13 @@ def test_a_wrapper_may_call_the_kernel_itself_or_be_a_table_by_inheritance():
 def test_a_from_dlpack_that_a_program_has_imported_is_not_that_of_its_tensors_but_its_own_is(monkeypatch):
     program = types.ModuleType("program_of_a_user")
     monkeypatch.setitem(sys.modules, program.__name__, program)
-    tensor = type("Tensor", (Dunder,), {"__module__": program.__name__})
+    first, tensor = (type("Tensor", (Dunder,), {"__module__": program.__name__}) for _ in range(2))
     program.from_dlpack, array = np.from_dlpack, np.arange(3.0)
-    kind, message = type_and_message(convert, array, tensor)
+    kind, message = type_and_message(convert, array, first)
     assert kind is TypeError and "no from_dlpack" in message
-    assert type(doubled(tensor(array))) is np.ndarray
-
-    def from_dlpack(x):
-        return cls(np.from_dlpack(x))
-
-    from_dlpack.__module__ = program.__name__
-    program.from_dlpack = from_dlpack
-    tensor = type("Tensor", (Dunder,), {"__module__": program.__name__})
+    assert type(doubled(first(array))) is np.ndarray
+    program.from_dlpack = lambda x: cls(np.from_dlpack(x))
+    program.from_dlpack.__module__ = program.__name__
     for cls in (tensor, type("Derived", (tensor,), {"__module__": "another_program"})):
         made = convert(array, cls)
         assert type(made) is cls and place(made) == place(array)
@@ -413,7 +392,7 @@ def test_they_behave_like_functions(function):
     name, signature = function.__name__, inspect.signature(function)
     assert function.__qualname__ == name and name in repr(function) and inspect.getdoc(function) and callable(function)
     assert getattr(fastexchange, name) is function is getattr(sys.modules[function.__module__], name)
-    for again in (pickle.loads(pickle.dumps(function)), copy_module.copy(function), copy_module.deepcopy(function)):
+    for again in (pickle.loads(pickle.dumps(function)), copy.copy(function), copy.deepcopy(function)):
         assert again is function is weakref.ref(function)()
     bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
     assert str(signature.replace(parameters=bare, return_annotation=signature.empty)) == SIGNATURES[function]

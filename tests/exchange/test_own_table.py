@@ -63,11 +63,7 @@ def test_many_borrowed_views_are_valid_at_once():
 
 
 # ---- memory and streams ----------------------------------------------------------------------------------------------
-def prototype(shape=(2, 3), code=2, bits=32, **lies):
-    """A ``DLTensor *`` that asks for memory, and what it points to. Its data and strides mean nothing."""
-    tensor = ffi.new("DLTensor *")
-    lies = {"data": 0x5, "strides": [-7] * 64, "byte_offset": 3, "ndim": len(shape or ()), **lies}
-    return tensor, fill(tensor, np.empty(0), shape=shape, code=code, bits=bits, **lies)
+said: list = []
 
 
 @ffi.callback("void(void *, char *, char *)")
@@ -75,16 +71,15 @@ def say(context, kind, message):
     said.append((address_of(context), ffi.string(kind).decode(), ffi.string(message).decode()))
 
 
-said: list = []
-
-
-def allocated(*arguments, **lies):
-    """What the allocator makes, or what it says to the callback."""
-    wanted, _keep = prototype(*arguments, **lies)
-    out = ffi.new("intptr_t *", UNTOUCHED)
+def allocated(shape=(2, 3), code=2, bits=32, **lies):
+    """What the allocator makes for a prototype whose data and strides mean nothing, or what it says to the callback, if any."""
+    wanted, out = ffi.new("DLTensor *"), ffi.new("intptr_t *", UNTOUCHED)
+    lies = {"data": 0x5, "strides": [-7] * 64, "byte_offset": 3, "ndim": len(shape or ()), **lies}
+    _keep = fill(wanted, np.empty(0), shape=shape, code=code, bits=bits, **lies)
     said.clear()
     code = ALLOCATE(address_of(wanted), address_of(out), 0x1234, address_of(say))
     assert (code == 0) is (not said) is (out[0] != UNTOUCHED)
+    assert code == 0 or ALLOCATE(address_of(wanted), address_of(out), 0x1234, None) == -1
     return ffi.cast("DLManagedTensorVersioned *", out[0]) if code == 0 else (code, said)
 
 
@@ -149,8 +144,6 @@ def test_an_allocation_that_fails_says_why_to_the_callback(error):
     for name, changes in CANNOT_ALLOCATE[error].items():
         code, [(context, kind, message)] = allocated(**changes)
         assert (code, context, kind) == (-1, 0x1234, error.__name__) and message, name
-        wanted, _keep = prototype(**changes)
-        assert ALLOCATE(address_of(wanted), address_of(ffi.new("intptr_t *")), 0x1234, None) == -1
 
 
 def test_the_cpu_has_no_stream_and_other_devices_are_not_numpys():
@@ -168,24 +161,20 @@ def test_a_tensor_is_stolen_and_given_back_when_the_last_view_dies():
     with references_kept(source):
         array = imported(export_versioned(ledger, source))
         assert array.base is not None and not array.flags.owndata
-        view, item = array[1:], array[0, 0]
+        view = array[1:]
         array[1, 1] = -1
-        assert source[1, 1] == -1 and (ledger.made, ledger.deleted) == (1, 0)
         del array
         gc.collect()
-        assert ledger.deleted == 0 and view[0, 1] == -1
+        assert (ledger.made, ledger.deleted) == (1, 0) and source[1, 1] == view[0, 1] == -1
         del view
-        assert ledger.deleted == 1 and item == 0
-    array = imported(export_versioned(ledger, source, deleter=ffi.NULL))  # which the header allows: it is nobody's
-    assert array.sum() == source.sum()
-    del array
-    assert ledger.deleted == 1
+        assert ledger.deleted == 1
+    # Without a deleter, which the header allows, it is nobody's.
+    assert imported(export_versioned(ledger, source, deleter=ffi.NULL)).sum() == source.sum() and ledger.deleted == 1
 
 
 def test_deleters_from_threads_that_python_does_not_know():
     """Made by pthread_create: no thread state, no GIL."""
-    libc, array, died = ctypes.CDLL(None), np.arange(5.0), []
-    last = Sub((3,))
+    libc, array, last, died = ctypes.CDLL(None), np.arange(5.0), Sub((3,)), []
     weakref.finalize(last, died.append, "last")
     with references_kept(array):
         threads, made = [], [exported(array) for _ in range(40)] + [exported(last)]
@@ -200,8 +189,8 @@ def test_deleters_from_threads_that_python_does_not_know():
 
 def test_exports_imports_and_deleters_from_many_threads_at_once():
     ledger, array, plane = Ledger(), aligned(), np.arange(6.0).reshape(2, 3)
-    # PaddlePaddle 3.3 calls a deleter while it holds a mutex. A deleter that is Python code lets go of the GIL, and then a thread
-    # that frees another of its tensors waits for the mutex with the GIL. And of two owners of the same memory it keeps one.
+    # PaddlePaddle 3.3 calls a deleter while it holds a mutex: one in Python lets go of the GIL, and a thread that frees another
+    # tensor waits for the mutex with the GIL. And of two owners of the same memory it keeps one.
     conversions = [take for name, take in CONVERSIONS.items() if "paddle" not in name]
 
     def work(number):
@@ -209,9 +198,8 @@ def test_exports_imports_and_deleters_from_many_threads_at_once():
         fresh = type(f"Fresh{number}", (kind,), {})
         for turn in range(40):
             for _ in range(8):
-                managed, back = exported(plane), imported(exported(plane))
-                delete(managed, ctypes.CFUNCTYPE if turn % 2 else ctypes.PYFUNCTYPE)
-                assert borrowed(plane).shape[1] == back.shape[1] == 3
+                delete(exported(plane), ctypes.CFUNCTYPE if turn % 2 else ctypes.PYFUNCTYPE)
+                assert borrowed(plane).shape[1] == imported(exported(plane)).shape[1] == 3
             tensor = (fresh if turn % 2 else kind)(array, ledger)
             assert place(from_dlpack(tensor)) == place(convert(tensor, np.ndarray, copy=False)) == place(array)
             for take in conversions:
@@ -244,22 +232,12 @@ def test_results_and_capsules_may_die_in_another_thread_or_in_a_cycle(source):
 AT_THE_END = TABLE_PRELUDE + """
     import atexit, weakref
 
-    libc = ctypes.CDLL(None)
-
-    def export():
-        class Told(np.ndarray):
-            pass
-
-        array = np.zeros(1000).view(Told)
-        array.cycle = array
-        weakref.finalize(array, print, "freed").atexit = False
-        out = ffi.new("DLManagedTensorVersioned **")
-        assert call(table.managed_tensor_from_py_object_no_sync, id(array), at(out)) == 0
-        del array.cycle
-        return out[0]
-
-    managed = export()
-    function, argument = ctypes.c_void_p(address_of(managed.deleter)), ctypes.c_void_p(address_of(managed))
+    libc, array, out = ctypes.CDLL(None), np.zeros(1000).view(type("Told", (np.ndarray,), {})), ffi.new("intptr_t *")
+    weakref.finalize(array, print, "freed").atexit = False
+    assert call(table.managed_tensor_from_py_object_no_sync, id(array), at(out)) == 0
+    del array
+    managed = ffi.cast("DLManagedTensorVersioned *", out[0])
+    function, argument = ctypes.c_void_p(at(managed.deleter)), ctypes.c_void_p(at(managed))
     without, with_gil = (kind(None, ctypes.c_void_p)(function.value) for kind in (ctypes.CFUNCTYPE, ctypes.PYFUNCTYPE))
 
     def by_a_thread(create=libc.pthread_create, join=libc.pthread_join, id=ctypes.c_ulong(), byref=ctypes.byref):
