@@ -69,9 +69,9 @@ def test_heat_step(dtype, layout, result, result_layout):
 
 
 # ---- histogram ----
-@pytest.mark.parametrize(
-    ("dtype", "layout"), [(np.float32, strided), (np.float64, contiguous), (np.int64, contiguous), (np.uint8, strided)]
-)
+@pytest.mark.parametrize(("dtype", "layout"), [
+    (np.float32, strided), (np.float64, contiguous), (np.int64, contiguous), (np.uint8, strided),
+])  # fmt: skip
 def test_histogram(dtype, layout):
     bounds = [(-3, 3), (0, 11)] if dtype is np.int64 else [(-3.0, 3.0), (0.1, 0.7)]
     for size, bins in that_fit(layout, itertools.product([0, 1, 2, 1001, 300_007], [1, 7, 100])):
@@ -108,14 +108,11 @@ SECTIONS = signal.butter(6, 0.2, output="sos")
 SIGNAL, STATE = random((20, 600), np.float64), random((3, 20, 2), np.float64)
 # a kernel, its inputs, its outputs
 IN_PLACE = {
-    "axpy over y": (axpy, (2.0, LINE, OTHER), [OTHER]),
-    "axpy over x": (axpy, (2.0, LINE, OTHER), [LINE]),
+    "axpy over y": (axpy, (2.0, LINE, OTHER), [OTHER]), "axpy over x": (axpy, (2.0, LINE, OTHER), [LINE]),
     "axpy over both": (axpy, (2.0, LINE, LINE), [LINE]),
     "axpy over what lies between the elements of x": (axpy, (2.0, PAIRS[::2], PAIRS[1::2]), [PAIRS[1::2]]),
-    "softmax": (softmax, (GRID,), [GRID]),
-    "softmax of a few rows": (softmax, (GRID[:3],), [GRID[:3]]),
-    "softmax into other columns": (softmax, (WIDE[:, :7],), [WIDE[:, 8:]]),
-    "log_softmax": (log_softmax, (GRID,), [GRID]),
+    "softmax": (softmax, (GRID,), [GRID]), "softmax of a few rows": (softmax, (GRID[:3],), [GRID[:3]]),
+    "softmax into other columns": (softmax, (WIDE[:, :7],), [WIDE[:, 8:]]), "log_softmax": (log_softmax, (GRID,), [GRID]),
     "layer_norm without parameters": (layer_norm, (GRID, None, None, 1e-5), [GRID]),
     "rms_norm": (rms_norm, (GRID, WEIGHT, 1e-5), [GRID]),
     "rotary of halves, positions before heads": (rotary, (BY_POSITION, COS, SIN, 0, False), [BY_POSITION]),
@@ -124,7 +121,7 @@ IN_PLACE = {
     "exclusive_scan": (exclusive_scan, (LENGTHS,), [LENGTHS]),
     "exclusive_scan of a few": (exclusive_scan, (LENGTHS[:500],), [LENGTHS[:500]]),
     "sosfilt over its signal and its state": (sosfilt, (SECTIONS, SIGNAL, STATE), [SIGNAL, STATE]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", IN_PLACE)
@@ -233,10 +230,8 @@ def test_pytorchs_operators_agree():
         (axpy(2.5, bias, weight), torch.add(weight, bias, alpha=2.5)),
         (heat_step(x, 0.2)[1:-1, 1:-1], functional.conv2d(x[None, None], stencil)[0, 0]),
         (histogram(x.flatten(), 64, -2.0, 2.0), torch.histc(x, 64, -2.0, 2.0).to(torch.int64)),
-        (softmax(x), torch.softmax(x, 1)),
-        (softmax(extreme), torch.softmax(extreme, 1)),
-        (log_softmax(x), torch.log_softmax(x, 1)),
-        (log_softmax(extreme), torch.log_softmax(extreme, 1)),
+        *((ours(rows), theirs(rows, 1)) for rows in (x, extreme)
+          for ours, theirs in ((softmax, torch.softmax), (log_softmax, torch.log_softmax))),
         (layer_norm(x, weight, bias), functional.layer_norm(x, (30,), weight, bias)),
         (layer_norm(extreme[:4], None, None), functional.layer_norm(extreme[:4], (3,))),
         (rms_norm(x, weight, 0.1), functional.rms_norm(x, (30,), weight, 0.1)),
@@ -244,7 +239,7 @@ def test_pytorchs_operators_agree():
         (cross_entropy(x, target, 0.1, 7), functional.cross_entropy(x, target, **options)),
         (pairwise(x, weight[None]), torch.cdist(x, weight[None])),
         (exclusive_scan(target), torch.cumsum(target, 0) - target),
-    ]:
+    ]:  # fmt: skip
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
@@ -306,7 +301,10 @@ def indices_with(bad, at, size):
 
 
 LISTS = ("params", "grads", "exp_avgs", "exp_avg_sqs")
+AXPY, GRIDS = (2.0, floats(3), floats(3), floats(3)), (floats(3, 4), floats(3, 4))
 ROTARY = (floats(1, 2, 3, 4), floats(4, 2), floats(4, 2), 0, False, floats(1, 2, 3, 4))
+CROSS_ENTROPY, SEGMENTS = (floats(3, 4), longs(3), 0.0, -100, floats(3)), (floats(3), ints(0, 3), floats(1))
+EXTREMA = (floats(3), ints(0, 3), 0, floats(1))
 CSR = (ints(0, 1, 3), longs(3), doubles(3), doubles(2), doubles(2))
 MANY = (np.arange(601) * 100, longs(60_000), doubles(60_000), doubles(400), doubles(600))  # read by several threads
 NEAREST = (floats(4, 3), floats(5, 3), 2, floats(4, 2), longs(4, 2))
@@ -314,68 +312,53 @@ SAMPLE = (floats(2, 5), 3, 0.5, 1.0, doubles(2), longs(2))
 SOSFILT = (SECTIONS, doubles(2, 9), doubles(3, 2, 2), doubles(2, 9), doubles(3, 2, 2))
 # a kernel, arguments that it takes, and by parameter what it does not take; the message begins with the parameter's name
 REFUSED = [
-    (axpy, (2.0, floats(3), floats(3), floats(3)), {"x": [floats(4)], "y": [floats(2)]}),
-    (softmax, (floats(3, 4), floats(3, 4)), {"x": [floats(2, 4), floats(4, 3)]}),
-    (log_softmax, (floats(3, 4), floats(3, 4)), {"x": [floats(2, 4)]}),
+    (axpy, AXPY, {"x": [floats(4)], "y": [floats(2)]}), (softmax, GRIDS, {"x": [floats(2, 4), floats(4, 3)]}),
+    (log_softmax, GRIDS, {"x": [floats(2, 4)]}), (heat_step, (floats(4, 4), 0.2, floats(4, 4)), {"u": [floats(4, 5)]}),
     (layer_norm, (floats(3, 4), None, None, 1.0, floats(3, 4)), {"x": [floats(2, 4)]}),
     (layer_norm, (floats(3, 4), floats(4), floats(4), 1.0, floats(3, 4)), {"weight": [floats(3)], "bias": [floats(5)]}),
     (rms_norm, (floats(3, 4), floats(4), 1e-5, floats(3, 4)), {"x": [floats(2, 4)], "weight": [floats(3)]}),
-    (heat_step, (floats(4, 4), 0.2, floats(4, 4)), {"u": [floats(4, 5)]}),
-    (histogram, (doubles(3), 4, 0.0, 1e308, longs(4)),
-     {"bins": [0], "out": [longs(3)], "low": [1e308, INF, NAN, -INF, -1e308]}),
+    (histogram, (doubles(3), 4, 0.0, 1e308, longs(4)), {"bins": [0], "out": [longs(3)], "low": [1e308, INF, NAN, -INF, -1e308]}),
     (histogram, (floats(3), 4, 0.0, 1.0, longs(4)), {"low": [-1e39]}),
     (rotary, ROTARY, {"x": [floats(1, 2, 3, 2)], "cos": [floats(4, 4)], "sin": [floats(3, 2)], "start": [2, -1]}),
-    (rotary, (floats(1, 2, 3, 5), floats(4, 2), floats(4, 2), 0, False, floats(1, 2, 3, 5)),
-     {"x": [floats(1, 2, 3, 5)]}),
-    (cross_entropy, (floats(3, 4), longs(3), 0.0, -100, floats(3)),
+    (rotary, (floats(1, 2, 3, 5), floats(4, 2), floats(4, 2), 0, False, floats(1, 2, 3, 5)), {"x": [floats(1, 2, 3, 5)]}),
+    (cross_entropy, CROSS_ENTROPY,
      {"target": [longs(2), ints(0, 4, 0), ints(-1, 0, 0)], "smoothing": [1.1, -0.1, NAN], "out": [floats(4)]}),
     (cross_entropy, (floats(3, 0), longs(3), 0.0, -100, floats(3)), {"target": [longs(3)]}),
-    (exclusive_scan, (doubles(3), doubles(3)), {"x": [doubles(4)]}),
-    (segment_sum, (floats(3), ints(0, 3), floats(1)),
-     {"offsets": [longs(0), ints(1, 0), ints(0, 4)], "out": [floats(2)]}),
+    (exclusive_scan, (doubles(3), doubles(3)), {"x": [doubles(4)]}), (segment_mean, SEGMENTS, {"offsets": [ints(0, 4)]}),
+    (segment_sum, SEGMENTS, {"offsets": [longs(0), ints(1, 0), ints(0, 4)], "out": [floats(2)]}),
     (segment_sum, (floats(3, 2), ints(0, 3), floats(1, 2)), {"out": [floats(1, 3)]}),
-    (segment_mean, (floats(3), ints(0, 3), floats(1)), {"offsets": [ints(0, 4)]}),
-    (segment_max, (floats(3), ints(0, 3), 0, floats(1)), {"offsets": [ints(-1, 3)]}),
-    (segment_min, (floats(3), ints(0, 3), 0, floats(1)), {"offsets": [ints(0, 4)]}),
+    (segment_max, EXTREMA, {"offsets": [ints(-1, 3)]}), (segment_min, EXTREMA, {"offsets": [ints(0, 4)]}),
     (csr_matvec, CSR, {"data": [doubles(2)], "out": [doubles(3)], "indptr": [ints(0, 2, 1), ints(0, 1, 4)]}),
     (csr_matvec, CSR, {"indices": [indices_with(2, -1, 3), indices_with(-1, 0, 3)]}),
     (csr_matvec, MANY, {"indices": [indices_with(400, 1000, 60_000), indices_with(-(1 << 31), -1, 60_000)]}),
     (run_length_decode, (doubles(3), longs(3)),
      {"lengths": [longs(2), ints(1, -1, 1), ints(1 << 62, 1 << 62, 5), ints(*[-(1 << 63)] * 3)]}),
     (pairwise, (floats(4, 3), floats(5, 3), floats(4, 5)), {"y": [floats(5, 2)], "out": [floats(5, 4)]}),
-    (nearest, NEAREST,
-     {"y": [floats(5, 2)], "distances": [floats(3, 2), floats(4, 3)], "indices": [longs(4, 3)], "k": [6, -1]}),
+    (nearest, NEAREST, {"y": [floats(5, 2)], "distances": [floats(3, 2), floats(4, 3)], "indices": [longs(4, 3)], "k": [6, -1]}),
     (sample, SAMPLE, {"logits": [floats(2, 0)], "k": [0], "p": [0.0, 1.01, NAN], "temperature": [0.0, -1.0, INF, NAN]}),
     (sample, SAMPLE, {"u": [doubles(3), *(np.array([0.5, u]) for u in (1.0, -0.1, NAN))], "out": [longs(3)]}),
     (sosfilt, SOSFILT, {"sos": [SECTIONS[:, 1:], 2 * SECTIONS], "x": [doubles(2, 8)], "initial": [doubles(3, 3, 2)]}),
     (sosfilt, SOSFILT, {"final": [doubles(3, 1, 2), doubles(2, 2, 2)]}),
-    *(
-        (adamw_step, adamw(), {name: [[doubles(5)], [*[doubles(5)] * 2, doubles(1)], [doubles(5), doubles(4)]]})
-        for name in LISTS[1:]
-    ),
-    (adamw_step, adamw(),
-     {"grads": [[doubles(5, 1), doubles(5, 1)]], "step": [0, -1], "lr": [-1e-9, NAN], "seed": [5]}),
+    *((adamw_step, adamw(), {name: [[doubles(5)], [*[doubles(5)] * 2, doubles(1)], [doubles(5), doubles(4)]]})
+      for name in LISTS[1:]),
+    (adamw_step, adamw(), {"grads": [[doubles(5, 1), doubles(5, 1)]], "step": [0, -1], "lr": [-1e-9, NAN], "seed": [5]}),
     (adamw_step, adamw(), {"eps": [-1e-9, NAN], "weight_decay": [-1e-9, NAN]}),
     (adamw_step, adamw(), {"beta1": [-0.1, 1.0, NAN], "beta2": [-0.1, 1.0, NAN]}),
 ]  # fmt: skip
 # Of types that no other call has: Python runs the kernel's own lines, and what they call, most of its checks, is compiled.
 OF_TYPES = [
-    (axpy, (2.0, floats(3), floats(3), floats(3)), {"out": [doubles(2, 2), longs(3)]}),
-    (softmax, (floats(3, 4), floats(3, 4)), {"out": [longs(3, 4), floats(3)]}),
-    (heat_step, (floats(4, 4), 0.2, floats(4, 4)), {"out": [longs(4, 4)]}),
+    (axpy, AXPY, {"out": [doubles(2, 2), longs(3)]}), (softmax, GRIDS, {"out": [longs(3, 4), floats(3)]}),
+    (heat_step, (floats(4, 4), 0.2, floats(4, 4)), {"out": [longs(4, 4)]}), (rotary, ROTARY, {"out": [longs(1, 2, 3, 4)]}),
     (histogram, (doubles(3), 3, 0.0, 1.0, longs(3)), {"x": [doubles(3, 4)], "out": [np.zeros(3, np.int8), doubles(3)]}),
-    (rotary, ROTARY, {"out": [longs(1, 2, 3, 4)]}),
-    (cross_entropy, (floats(3, 4), longs(3), 0.0, -100, floats(3)), {"target": [floats(3)], "out": [longs(3)]}),
+    (cross_entropy, CROSS_ENTROPY, {"target": [floats(3)], "out": [longs(3)]}),
     (exclusive_scan, (longs(2), longs(2)), {"out": [longs(2, 2), np.zeros(2, np.int32), np.zeros(2, np.uint64)]}),
     (exclusive_scan, (doubles(2), doubles(2)), {"out": [longs(2)]}),
-    (segment_sum, (floats(3), ints(0, 3), floats(1)),
-     {"x": [floats(3, 2, 2)], "offsets": [floats(2)], "out": [longs(1)]}),
+    (segment_sum, SEGMENTS, {"x": [floats(3, 2, 2)], "offsets": [floats(2)], "out": [longs(1)]}),
     (segment_sum, (longs(1), ints(0, 1), longs(1)), {"out": [np.zeros(1, np.int32)]}),
     (segment_mean, (longs(1), ints(0, 1), doubles(1)), {"out": [longs(1)]}),
     (segment_max, (floats(1), ints(0, 1), 0, floats(1)), {"out": [doubles(1)]}),
     (segment_max, (longs(1), ints(0, 1), 0, longs(1)), {"initial": [0.5, -INF]}),
-    (csr_matvec, CSR,
-     {"indptr": [doubles(3), longs(1, 3)], "indices": [doubles(3)], "x": [doubles(2, 1)], "out": [longs(2)]}),
+    (csr_matvec, CSR, {"indptr": [doubles(3), longs(1, 3)], "indices": [doubles(3)], "x": [doubles(2, 1)], "out": [longs(2)]}),
     (run_length_encode, (doubles(3),), {"x": [doubles(2, 2)]}),
     (run_length_decode, (doubles(3), longs(3)), {"values": [doubles(2, 2)], "lengths": [doubles(3)]}),
     (pairwise, (floats(4, 3), floats(5, 3), floats(4, 5)), {"out": [longs(4, 5)]}),
@@ -453,12 +436,9 @@ OVERLAPPING = [
     (sosfilt, (SECTIONS, at(0, 2, 9, of=DOUBLES), INITIAL, OUT, at(9, 3, 2, 2, of=DOUBLES)), "final: overlaps sos or x"),
     (sosfilt, (SECTIONS, X, at(10, 3, 2, 2, of=DOUBLES), at(0, 2, 9, of=DOUBLES), FINAL), "out: overlaps initial"),
     (sosfilt, (SECTIONS, X, at(1, 3, 2, 2, of=DOUBLES), OUT, at(0, 3, 2, 2, of=DOUBLES)), "final: overlaps initial without"),
-    *(
-        (adamw_step, adamw(**{one: [doubles(5), DOUBLES[:5]], other: [doubles(5), DOUBLES[4:9]]}), f"{names}: one overlaps")
-        for (one, other), names in zip(
-            itertools.combinations(LISTS, 2), ["params"] * 3 + ["exp_avgs, exp_avg_sqs"] * 2 + ["exp_avgs"], strict=True
-        )
-    ),
+    *((adamw_step, adamw(**{one: [doubles(5), DOUBLES[:5]], other: [doubles(5), DOUBLES[4:9]]}), f"{names}: one overlaps")
+      for (one, other), names in zip(
+          itertools.combinations(LISTS, 2), ["params"] * 3 + ["exp_avgs, exp_avg_sqs"] * 2 + ["exp_avgs"], strict=True)),
 ]  # fmt: skip
 # Outputs of which several elements share memory.
 EACH_ELEMENT = [
@@ -478,10 +458,8 @@ EACH_ELEMENT = [
     (sample, (spread(6, 5), 2, 0.5, 1.0, spread(6), expanded(6, dtype=np.int64)), "out: each element"),
     (sosfilt, (SECTIONS, spread(2, 9), INITIAL, expanded(2, 9), spread(3, 2, 2)), "out: each element"),
     (sosfilt, (SECTIONS, spread(2, 9), INITIAL, spread(2, 9), expanded(3, 2, 2)), "final: each element"),
-    *(
-        (adamw_step, adamw(**{each: [expanded(4) if each == name else spread(4)] for each in LISTS}), f"{name}: each element")
-        for name in ("params", "exp_avgs", "exp_avg_sqs")
-    ),
+    *((adamw_step, adamw(**{each: [expanded(4) if each == name else spread(4)] for each in LISTS}), f"{name}: each element")
+      for name in ("params", "exp_avgs", "exp_avg_sqs")),
 ]  # fmt: skip
 
 

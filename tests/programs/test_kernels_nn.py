@@ -6,21 +6,10 @@ import math
 import numpy as np
 import pytest
 from frameworks import needs_torch
-from kernel_data import (
-    CASES,
-    SHAPES,
-    blank,
-    call,
-    check,
-    contiguous,
-    exp_of_each,
-    random,
-    strided,
-    that_fit,
-    torch,
-    transposed,
-)
 
+from kernel_data import (  # isort: skip
+    CASES, SHAPES, blank, call, check, contiguous, exp_of_each, random, strided, that_fit, torch, transposed,
+)
 import kernels.adamw
 from kernels.adamw import AdamW, adamw_step
 from kernels.cross_entropy import cross_entropy
@@ -111,10 +100,9 @@ def check_rows(name, x, out):
     return got
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "layout", "result", "result_layout"),
-    [(name, *case) for name in ROWS for case in CASES[: 4 if "softmax" in name else 3]],
-)
+@pytest.mark.parametrize(("name", "dtype", "layout", "result", "result_layout"), [
+    (name, *case) for name in ROWS for case in CASES[: 4 if "softmax" in name else 3]
+])  # fmt: skip
 def test_rows(name, dtype, layout, result, result_layout):
     for shape in that_fit(layout, [*SHAPES, LARGE, (1, 100_001)]):
         got = check_rows(name, layout(8 * random(shape, dtype)), blank(shape, result, result_layout))
@@ -172,10 +160,9 @@ def cross_entropy_oracle(logits, target, smoothing, ignored):
     return np.where(target == ignored, 0, losses)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "layout", "result", "result_layout", "index"),
-    [(*case, index) for case, index in zip(CASES, [np.int64, np.int32, np.uint8], strict=False)],
-)
+@pytest.mark.parametrize(("dtype", "layout", "result", "result_layout", "index"), [
+    (*case, index) for case, index in zip(CASES, [np.int64, np.int32, np.uint8], strict=False)
+])  # fmt: skip
 def test_cross_entropy(dtype, layout, result, result_layout, index):
     shapes = that_fit(layout, [(0, 3), (1, 1), (7, 2), (33, 129), LARGE])
     for (rows, classes), smoothing in itertools.product(shapes, [0.0, 0.1, 1.0]):
@@ -295,19 +282,12 @@ def check_steps(params, exp_avgs, exp_avg_sqs, grads, numbers=NUMBERS):
     return got
 
 
-@pytest.mark.parametrize(
-    ("dtype", "grad_dtype", "state", "shapes", "layout"),
-    # each is a compilation
-    [
-        (np.float32, np.float32, np.float32, VECTORS, contiguous),
-        (np.float64, np.float64, np.float64, VECTORS, strided),
-        (np.float32, np.float32, np.float64, VECTORS, contiguous),
-        (np.float32, np.float32, np.float32, MATRICES, contiguous),
-        (np.float64, np.float32, np.float64, MATRICES, transposed),
-        (np.float64, np.float64, np.float64, [(2, 1, 3), (4, 5, 6)], transposed),
-        (np.float64, np.int32, np.float64, [(), ()], np.array),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "grad_dtype", "state", "shapes", "layout"), [  # each is a compilation
+    (np.float32, np.float32, np.float32, VECTORS, contiguous), (np.float64, np.float64, np.float64, VECTORS, strided),
+    (np.float32, np.float32, np.float64, VECTORS, contiguous), (np.float32, np.float32, np.float32, MATRICES, contiguous),
+    (np.float64, np.float32, np.float64, MATRICES, transposed), (np.float64, np.int32, np.float64, [(), ()], np.array),
+    (np.float64, np.float64, np.float64, [(2, 1, 3), (4, 5, 6)], transposed),
+])  # fmt: skip
 def test_steps(dtype, grad_dtype, state, shapes, layout):
     def lists(dtype, seed):
         return [layout(random(shape, dtype, 10 * i + seed)) for i, shape in enumerate(shapes)]
@@ -316,9 +296,9 @@ def test_steps(dtype, grad_dtype, state, shapes, layout):
     check_steps(lists(dtype, 0), *averages, [lists(grad_dtype, seed) for seed in range(1, 5)])
 
 
-@pytest.mark.parametrize(
-    "numbers", [(1, 0.0, 0.0, 1e-3, 0), (0.5, 0.0, 0.9, 0.1, 2.0), (0.0, 0.9, 0.9, 0.1, 0.3), (0.1, 0.9, 0.0, 0.5, 0.0)]
-)
+@pytest.mark.parametrize("numbers", [
+    (1, 0.0, 0.0, 1e-3, 0), (0.5, 0.0, 0.9, 0.1, 2.0), (0.0, 0.9, 0.9, 0.1, 0.3), (0.1, 0.9, 0.0, 0.5, 0.0),
+])  # fmt: skip
 def test_numbers_at_the_end_of_their_range(numbers):
     vectors = [[array] for array in (random(9, np.float64), np.zeros(9), np.zeros(9))]
     check_steps(*vectors, [[random(9, np.float64, seed)] for seed in (1, 2)], numbers)
