@@ -55,6 +55,10 @@ def plus_scan(x, s):
     return jax.lax.scan(lambda c, _: (scaled(c, s), None), x, None, length=2)[0]
 
 
+def filling(k):
+    return fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(k))
+
+
 def calls_python(function, *arguments) -> bool:
     """Whether Python makes a kernel's call in a function of JAX."""
     return "callback" in str(jax.make_jaxpr(function)(*arguments))
@@ -103,18 +107,13 @@ def test_wherever_jax_traces(way):
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_vmap_is_a_loop_over_the_batch(is_compiled):
     x, s = jnp.arange(24.0).reshape(2, 3, 4), jnp.array([2.0, 3.0, 5.0])
-    for in_axes, given, wanted in (
-        ((0, None), (x[0], three), x[0] * 3),
-        ((1, None), (x[0].T, three), x[0] * 3),
-        ((None, 0), (x8, s), x8 * s[:, None]),
-        ((0, 0), (x[0], s), x[0] * s[:, None]),
-    ):
-        mapped = jax.vmap(scaled, in_axes)
+    nested, outer = (jax.vmap(jax.vmap(scaled, (inner, 0)), (0, None)) for inner in (0, None))
+    for mapped, given, wanted in (
+        (jax.vmap(scaled, (0, None)), (x[0], three), x[0] * 3), (jax.vmap(scaled, (1, None)), (x[0].T, three), x[0] * 3),
+        (jax.vmap(scaled, (None, 0)), (x8, s), x8 * s[:, None]), (jax.vmap(scaled, (0, 0)), (x[0], s), x[0] * s[:, None]),
+        (nested, (x, s), x * s[:, None]), (outer, (x[0], s), x[0][:, None] * s[None, :, None]),
+    ):  # fmt: skip
         assert np.array_equal((jax.jit(mapped) if is_compiled else mapped)(*given), wanted)
-    nested = jax.vmap(jax.vmap(scaled, (0, 0)), (0, None))
-    assert np.array_equal((jax.jit(nested) if is_compiled else nested)(x, s), x * s[:, None])
-    outer = jax.vmap(jax.vmap(scaled, (None, 0)), (0, None))
-    assert np.array_equal((jax.jit(outer) if is_compiled else outer)(x[0], s), x[0][:, None] * s[None, :, None])
     assert np.array_equal(jax.vmap(plus)(x[0], s), x[0] + s[:, None])
     assert jax.vmap(scaled, (0, None))(jnp.zeros((0, 4)), three).shape == (0, 4)
     assert not calls_python(nested, x, s)
@@ -334,17 +333,12 @@ def test_weakly_typed_numbers_that_no_number_of_pythons_becomes(dtype):
 
 
 def test_numbers_are_the_same_by_python():
-    @fast_args(out="x[n] -> y[n]")
-    def cancelled(x, k, others, y):
-        for i in range(x.size):
-            y[i] = (k + np.float32(1e-9) - k) * 1e9
-
-    assert jax.jit(lambda x, k: cancelled(x, k, (x,)))(x8, three)[0] == jax.jit(lambda x, k: cancelled(x, k, [x]))(x8, three)[0]
-    assert jax.jit(lambda x, k: cancelled(x, k, (x,)))(x8, 3.0)[0] == jax.jit(lambda x, k: cancelled(x, k, [x]))(x8, 3.0)[0]
+    cancelled = fast_args(out="x[n] -> y[n]")(lambda x, k, others, y: y.fill((k + np.float32(1e-9) - k) * 1e9))
+    natively, by_python = jax.jit(lambda x, k: cancelled(x, k, (x,))), jax.jit(lambda x, k: cancelled(x, k, [x]))
+    assert natively(x8, three)[0] == by_python(x8, three)[0] and natively(x8, 3.0)[0] == by_python(x8, 3.0)[0]
 
 
 def test_arrays_of_numpy_are_what_jax_makes_of_them():
-
     @fast_args(out="x[n], w[n] -> y[n]")
     def both(x, w, y):
         y[:] = x + w
@@ -367,11 +361,7 @@ def test_arrays_are_written_to_in_whatever_jax_traces():
 
 
 def test_two_exported_kernels_of_one_name_are_none():
-    def kernel(k):
-        return fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(k))
-
-    one, ten = kernel(1.0), kernel(10.0)
-    assert xla_target._base_name(one) != xla_target._base_name(ten)
+    assert xla_target._base_name(filling(1.0)) != xla_target._base_name(filling(10.0))
     same = [fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(1)) for _ in range(2)]
     assert len({xla_target._base_name(each) for each in same}) == 1
 
@@ -444,15 +434,7 @@ def test_callbacks_in_the_same_function():
 
 
 def test_compiled_functions_keep_their_kernels():
-    def kernel_that_adds(k):
-        @fast_args(out="x[n] -> y[n]")
-        def added(x, y):
-            for i in range(x.size):
-                y[i] = x[i] + k
-
-        return added
-
-    functions = [jax.jit(kernel_that_adds(k)) for k in range(4)]  # all of one name
+    functions = [jax.jit(filling(k)) for k in range(4)]  # all of one name
     for _ in range(2):
         assert [function(x8)[0] for function in functions] == [0, 1, 2, 3]
         gc.collect()
@@ -463,12 +445,7 @@ step = 1.0
 
 def test_a_kernel_that_is_recompiled():
     global step
-
-    @fast_args(out="x[n] -> y[n]")
-    def stepped(x, y):
-        for i in range(x.size):
-            y[i] = x[i] + step
-
+    stepped = fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(step))
     compiled = jax.jit(stepped)
     for step in (1.0, 5.0):
         stepped.recompile()
@@ -493,7 +470,6 @@ def test_a_jax_that_does_not_take_the_handler_leaves_the_calls_to_python(monkeyp
 
 
 # ---- other processes -------------------------------------------------------------------------------------------------------
-
 EXPORT = """
     import sys
     import jax, jax.export, jax.numpy as jnp
