@@ -239,6 +239,7 @@ def in_a_process(function: str, *arguments, check: bool = True) -> subprocess.Co
 
 # ---- launches ----------------------------------------------------------------------------------------------------------
 def launch_the_same():
+    """Hand-written C launches what ours does, byte for byte, as the stub recorded it, and refuses what it was not written for."""
     import cuda_places
 
     place = cuda_places.place(True)
@@ -282,6 +283,7 @@ def launch_the_same():
 
 
 def leave_out():
+    """A row that a package cannot launch twice is left out."""
     import cuda_places
 
     place = cuda_places.place(True)
@@ -341,15 +343,9 @@ def test_operators_launch_what_is_launched_by_hand():
 
 @pytest.mark.nightly
 @needs_stub
-def test_a_row_that_a_package_cannot_launch_twice_is_left_out():
-    in_a_process("leave_out")
-
-
-@pytest.mark.nightly
-@needs_stub
-def test_hand_written_c_launches_what_ours_does():
-    """Byte for byte, as the stub recorded it; and it refuses what it was not written for."""
-    in_a_process("launch_the_same")
+@pytest.mark.parametrize("function", [launch_the_same, leave_out])
+def test_rows_that_launch_by_hand(function):
+    in_a_process(function.__name__)
 
 
 def measure_without_torch():
