@@ -10,30 +10,27 @@ import mmap
 import re
 import sys
 import threading
-import time
 import traceback
 
 import numba
 import numpy as np
 import pytest
 from children import SECONDS, switching
-from counting import kept
+from counting import end_of, kept
 from forked import Ended, fork_python, needs_fork, run_forked
 from frameworks import needs_torch, torch
 from line_events import at_each_line
 from made_producers import Dunder, Ledger, Legacy, Tabled, tabled_type
 from numba import types
-from oracle import new_kernel
+from oracle import new_kernel, references_kept
 
 from fastexchange import fast_args, from_dlpack, polyfill, unpolyfill
 from fastexchange.dispatch.runtime import runtime
 
 assert switching  # a fixture
 Exported = tabled_type("Exported", dltensor_from_py_object_no_sync=None)
-
-
-total = fast_args(lambda x: x.sum())
-unlocked_total = fast_args(nogil=True)(lambda x: x.sum())
+KINDS = Dunder, Legacy, Tabled, Exported
+total, unlocked_total = fast_args(lambda x: x.sum()), fast_args(nogil=True)(lambda x: x.sum())
 part = fast_args(lambda x: x[1:])
 
 
@@ -52,13 +49,10 @@ def at_once(*works, repeated=()) -> None:
 
     rows = [(work, False) for work in works] + [(work, True) for work in repeated]
     threads = [threading.Thread(target=run, args=row, daemon=True) for row in rows]
-    for thread in threads:
-        thread.start()
-    for thread in threads[: len(works)]:
-        thread.join(SECONDS)
+    [thread.start() for thread in threads]
+    [thread.join(SECONDS) for thread in threads[: len(works)]]
     stop.set()
-    for thread in threads:
-        thread.join(SECONDS)
+    [thread.join(SECONDS) for thread in threads]
     assert not any(thread.is_alive() for thread in threads), "a thread is stuck"
     assert not errors, "\n".join(errors)
 
@@ -67,9 +61,8 @@ def at_once(*works, repeated=()) -> None:
 def calls(v: float, rounds: int) -> None:
     """A thread's, with tensors of its own. Everything is given back."""
     ledger, array = Ledger(), np.full(3, v)
-    tensors = [array, *(kind(array, ledger) for kind in (Dunder, Legacy, Tabled, Exported))]
-    if torch is not None:
-        tensors.append(torch.full((3,), v, dtype=torch.float64))
+    tensors = [array, *(kind(array, ledger) for kind in KINDS)]
+    tensors += [torch.full((3,), v, dtype=torch.float64)] if torch is not None else []
 
     def once():
         for tensor in tensors:
@@ -155,24 +148,12 @@ def test_another_thread_calls_at_each_line_of_a_first_call(base, step):
     def scene():
         gc.collect(0)
         kernel, tensor, results = new_kernel(dispatcher), type("Met", (base,), {})(array), []
-
-        def calls():
-            try:
-                results.append(kernel(tensor))
-            except BaseException as error:
-                results.append(repr(error))
-
-        return calls, results, tensor.ledger
+        return (lambda: results.append(end_of(kernel, tensor))), results, tensor.ledger
 
     wrong = []
-    for line, work_with, (calls, results, ledger) in at_each_line(scene, step):
-        thread = threading.Thread(target=lambda calls=calls: [calls(), calls()])
-
-        def act(thread=thread):
-            thread.start()
-            thread.join(0.02)  # it may have to wait for a lock that this thread holds
-
-        work_with(act)
+    for line, work_with, (call, results, ledger) in at_each_line(scene, step):
+        thread = threading.Thread(target=lambda call=call: [call(), call()])
+        work_with(lambda thread=thread: (thread.start(), thread.join(0.02)))  # it may wait for a lock that this thread holds
         if thread.ident is not None:
             thread.join(SECONDS)
         if results != [6.0] * len(results) or len(results) != (1 if thread.ident is None else 3):
@@ -198,8 +179,7 @@ def set_rate(rate: int) -> None:
 
 
 def test_after_recompiling_no_call_finds_the_old_code(rated):
-    array = np.ones(3)
-    calls = [(kind(array), y) for kind in (np.asarray, Dunder, Tabled, Exported) for y in (0, 0.0)]
+    calls = [(kind(np.ones(3)), y) for kind in (np.asarray, Dunder, Tabled, Exported) for y in (0, 0.0)]
     for rate in (1, 2, 3):
         set_rate(rate)
         rated.recompile()
@@ -269,10 +249,8 @@ def test_grad_mode_is_a_threads_own():
             assert kernel(1.0, plain) == 4.0
 
     without(4)
-    counts: list[int] = [sys.getrefcount(weights), sys.getrefcount(view)]
-    at_once(*[functools.partial(without, 500), within] * 2)
-    gc.collect()
-    assert [sys.getrefcount(weights), sys.getrefcount(view)] == counts
+    with references_kept(weights, view):
+        at_once(*[functools.partial(without, 500), within] * 2)
 
 
 # ---- kernels without the GIL -----------------------------------------------------------------------------------------
@@ -280,16 +258,23 @@ usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 TURNS = 20_000  # of a millisecond, after which a kernel waits no longer
 
 
+@numba.njit(nogil=True)
+def wait_for_all(flags):
+    """Until no flag is zero. Returns whether that was in time."""
+    turns = 0
+    while flags.min() == 0 and turns < TURNS:
+        usleep(1000)
+        turns += 1
+    return turns < TURNS
+
+
 @fast_args(nogil=True)
 def meet(flags, x):
     """Look at `x`, tell the others by ``flags[0]``, wait for ``flags[1]``, look again."""
     before = x[0] + x[len(x) // 2]
     flags[0] = 1
-    turns = 0
-    while flags[1] == 0 and turns < TURNS:
-        usleep(1000)
-        turns += 1
-    return before, x[0] + x[len(x) // 2], turns < TURNS
+    in_time = wait_for_all(flags)
+    return before, x[0] + x[len(x) // 2], in_time
 
 
 def meanwhile(box: list, action, word: str = "") -> None:
@@ -298,19 +283,12 @@ def meanwhile(box: list, action, word: str = "") -> None:
     The kernel sees the same before and after. With a `word` the action is refused, in a message that has it.
     """
     flags, results = np.zeros(2, np.int64), []
-
-    def work():
-        results.append(meet(flags, box[0]))
-
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=lambda: results.append(meet(flags, box[0])))
     thread.start()
     while flags[0] == 0 and thread.is_alive():
-        time.sleep(0.001)
+        thread.join(0.001)
     try:
-        if word:
-            check_raises(Exception, word, action, box)
-        else:
-            action(box)
+        check_raises(Exception, word, action, box) if word else action(box)
         gc.collect()
         for _ in range(3):
             np.full(SIZE, 3.0), bytearray(SIZE), torch is not None and torch.full((SIZE,), 3.0)
@@ -326,62 +304,54 @@ MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """Lets glibc map each larger block on its own, whatever has been freed before."""
 
 
-def memory(kind: str):
-    if kind == "mmap":
-        made = mmap.mmap(-1, SIZE)
-        made[:] = b"\1" * SIZE
-        return made
-    if kind in ("bytearray", "memoryview"):
-        return {"bytearray": bytearray, "memoryview": memoryview}[kind](bytearray(b"\1") * SIZE)
-    makers = {"numpy": np.ones, "array": lambda size: arrays.array("d", [1.0]) * size, "torch": torch and torch.ones}
-    return makers[kind](SIZE) if kind in makers else globals()[kind](np.ones(SIZE))
+def mapped(size: int):
+    made = mmap.mmap(-1, size)
+    made[:] = b"\1" * size
+    return made
 
 
-MEANWHILE = {
-    **{f"the last name of a {kind} is gone": (kind, "list.clear", "") for kind in (
-        "torch", "numpy", "Dunder", "Legacy", "Tabled", "Exported", "bytearray", "memoryview", "array", "mmap")},
-    "numpy.resize": ("numpy", "lambda box: box[0].resize(2 * SIZE)", "resize"),
-    "bytearray.extend": ("bytearray", "lambda box: box[0].extend(bytes(SIZE))", "re-sized"),
-    "bytearray.clear": ("bytearray", "lambda box: box[0].clear()", "re-sized"),
-    "array.extend": ("array", "lambda box: box[0].extend(box[0])", "exporting buffers"),
-    "array.pop": ("array", "lambda box: box[0].pop()", "exporting buffers"),
-    "mmap.close": ("mmap", "lambda box: box[0].close()", "exported pointers"),
-    "mmap.resize": ("mmap", "lambda box: box[0].resize(2 * SIZE)", "buffers exported"),
-    "memoryview.release": ("memoryview", "lambda box: box[0].release()", "exported buffer"),
-    "a memoryview's bytearray": ("memoryview", "lambda box: box[0].obj.clear()", "re-sized"),
-    "set_ to another tensor": ("torch", "lambda box: box[0].set_(torch.zeros(3))", ""),
-    "set_ to another storage": ("torch", "lambda box: box[0].set_(torch.zeros(3).untyped_storage(), 0, (3,))", ""),
-    "set_ to nothing": ("torch", "lambda box: box[0].set_()", ""),
-    "data = another tensor": ("torch", "lambda box: setattr(box[0], 'data', torch.zeros(3))", ""),
-    "resize_ to less": ("torch", "lambda box: box[0].resize_(3)", ""),
-    "t_": ("torch", "lambda box: box[0].t_()", ""),
-    # as not once it has been seen through .numpy(), and as a bytearray is not
-    "resize_ to more": ("torch", "lambda box: box[0].resize_(2 * SIZE)", "resizable"),
-    "out= of a larger result": ("torch", "lambda box: torch.add(torch.ones(2 * SIZE), 1.0, out=box[0])", "resizable"),
-    "the storage's resize_ to more": ("torch", "lambda box: box[0].untyped_storage().resize_(8 * SIZE)", "resizable"),
-    "the storage's resize_ to nothing": ("torch", "lambda box: box[0].untyped_storage().resize_(0)", "resizable"),
+MAKERS = {
+    "numpy": np.ones, "mmap": mapped, "array": lambda size: arrays.array("d", [1.0]) * size,
+    "bytearray": lambda size: bytearray(b"\1") * size, "memoryview": lambda size: memoryview(bytearray(b"\1") * size),
+    **{kind.__name__: lambda size, kind=kind: kind(np.ones(size)) for kind in KINDS},
 }  # fmt: skip
-"""What happens to memory of a kind while a kernel reads it, and words of the message if that is refused."""
-if torch is None:
-    MEANWHILE = {name: row for name, row in MEANWHILE.items() if row[0] != "torch"}
+IS_DONE = {
+    "numpy": {"box[0].resize(2 * SIZE)": "resize"},
+    "bytearray": {"box[0].extend(bytes(SIZE))": "re-sized", "box[0].clear()": "re-sized"},
+    "array": {"box[0].extend(box[0])": "exporting buffers", "box[0].pop()": "exporting buffers"},
+    "mmap": {"box[0].close()": "exported pointers", "box[0].resize(2 * SIZE)": "buffers exported"},
+    "memoryview": {"box[0].release()": "exported buffer", "box[0].obj.clear()": "re-sized"},
+}
+"""By a kind of memory: what is done to it while a kernel reads it, and words of the message if that is refused."""
+if torch is not None:
+    MAKERS["torch"] = torch.ones
+    IS_DONE["torch"] = {
+        "box[0].set_(torch.zeros(3))": "", "box[0].set_(torch.zeros(3).untyped_storage(), 0, (3,))": "", "box[0].set_()": "",
+        "setattr(box[0], 'data', torch.zeros(3))": "", "box[0].resize_(3)": "", "box[0].t_()": "",
+        # as not once it has been seen through .numpy(), and as a bytearray is not
+        "box[0].resize_(2 * SIZE)": "resizable", "torch.add(torch.ones(2 * SIZE), 1.0, out=box[0])": "resizable",
+        "box[0].untyped_storage().resize_(8 * SIZE)": "resizable", "box[0].untyped_storage().resize_(0)": "resizable",
+    }  # fmt: skip
+MEANWHILE = {
+    f"{kind}, {act}": (kind, act, word)
+    for kind in MAKERS for act, word in {"box.clear()": "", **IS_DONE.get(kind, {})}.items()
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def met() -> dict[str, Ended]:
     """How each of the processes ended in which something happened to the memory that a kernel was reading."""
-    prelude = f"""
-import warnings
+    prelude = """
+import os, warnings
 from test_threads import *
-for kind in {sorted({kind for kind, _, _ in MEANWHILE.values()})}:
-    meet(np.ones(2, np.int64), memory(kind))
+for make in MAKERS.values():
+    meet(np.ones(2, np.int64), make(SIZE))
+del make
 gc.collect(), gc.freeze()  # a collection in a child would copy all that it looks at
 warnings.simplefilter("ignore")  # of PyTorch, that out= resizes
 """
-    scenes = {
-        name: f"meanwhile([memory({kind!r})], {act}, {word!r})\nimport os\nos._exit(0)"
-        for name, (kind, act, word) in MEANWHILE.items()
-    }
-    return run_forked(prelude, scenes, **MAPPED)
+    scene = "meanwhile([MAKERS[{!r}](SIZE)], lambda box: {}, {!r})\nos._exit(0)"
+    return run_forked(prelude, {name: scene.format(*row) for name, row in MEANWHILE.items()}, **MAPPED)
 
 
 @needs_fork
@@ -402,10 +372,7 @@ def test_many_kernels_without_the_gil_at_once():
     @fast_args(nogil=True)
     def gather(arrived, x, y):
         arrived[int(x[0])] = 1
-        turns = 0
-        while arrived.sum() < arrived.size and turns < TURNS:
-            usleep(1000)
-            turns += 1
+        wait_for_all(arrived)
         return x[0] + y[0], x[1:], arrived.sum()
 
     ledger, arrived, results = Ledger(), np.zeros(24, np.int64), {}
@@ -414,7 +381,7 @@ def test_many_kernels_without_the_gil_at_once():
     def work(i):
         results[i] = gather(arrived, Dunder(np.full(2, float(i)), ledger), np.ones(2))
 
-    at_once(*(functools.partial(work, i) for i in range(24)))
+    at_once(*[functools.partial(work, i) for i in range(24)])
     for i, (both, tail, together) in results.items():
         assert (both, tail.tolist(), together) == (i + 1.0, [float(i)], 24)
     del tail
@@ -447,5 +414,4 @@ def test_deleters_called_where_the_gil_is_not_held(kind):
         lists.append(container)
     at_once(*(lambda container=container: sums.append(drop_all(container)) for container in lists))
     assert sums == [435.0] * 4
-    for ledger in ledgers:
-        ledger.check(ledger.made)
+    [ledger.check(ledger.made) for ledger in ledgers]
