@@ -15,7 +15,7 @@ import made_producers
 import numpy as np
 import pytest
 from frameworks import torch, tvm_ffi
-from hostile_producers import VIEW, Gives, GivesLegacy, Hostile, Sets, hostile_type, managed_and
+from hostile_producers import VIEW, Gives, GivesLegacy, Hostile, hostile_type, managed_and, setting
 from made_producers import Dunder, Ignorant, Ledger, Legacy, Tabled, capsule, export_legacy, export_versioned, is_held
 from oracle import seen_type
 
@@ -78,10 +78,6 @@ def inner(x, y):
     return x[0] + y[0]
 
 
-def _sets(kind, value=None):
-    raise Sets(0, kind, value)
-
-
 def _call_a_kernel() -> None:
     assert inner(np.ones(2), Viewed(np.ones(2))) == 2.0
 
@@ -97,10 +93,10 @@ def _run_a_thread() -> None:
 
 
 DELETERS = {
-    "does no more": lambda: None,
-    "sets BufferError": lambda: _sets(BufferError, BufferError("from the deleter")),
-    "sets KeyboardInterrupt": lambda: _sets(KeyboardInterrupt),
-    "sets what is no exception": lambda: _sets(int, 5),
+    "does no more": int,
+    "sets BufferError": functools.partial(setting(0, BufferError, BufferError), None, None),
+    "sets KeyboardInterrupt": functools.partial(setting(0, KeyboardInterrupt), None, None),
+    "sets what is no exception": functools.partial(setting(0, int, 5), None, None),
     "calls a kernel": _call_a_kernel,
     "fails in a kernel": _fail_in_a_kernel,
     "collects": functools.partial(gc.collect, 1),
@@ -108,19 +104,16 @@ DELETERS = {
 }
 
 
-def gives_deleting(what, memory, ledger, cls=Gives, export=export_versioned, name=b"dltensor_versioned"):
-    return cls(lambda tensor: capsule(managed_and(tensor.ledger, tensor.array, what, export), name), memory, ledger)
+def gives_deleting(memory=None, ledger=None, *, delete, cls=Gives, export=export_versioned, name=b"dltensor_versioned"):
+    return cls(lambda tensor: capsule(managed_and(tensor.ledger, tensor.array, delete, export), name), memory, ledger)
 
 
-DELETING_FORMS = {
-    "a capsule": gives_deleting,
-    "a legacy capsule": functools.partial(gives_deleting, cls=GivesLegacy, export=export_legacy, name=b"dltensor"),
-    "an export": lambda what, memory, ledger: Exported(memory, ledger, delete=what),
-    "a view": lambda what, memory, ledger: Viewed(memory, ledger, delete=what),
-}
+LEGACY = {"export": export_legacy, "name": b"dltensor"}
+FORMS = {"a capsule": gives_deleting, "a legacy capsule": functools.partial(gives_deleting, cls=GivesLegacy, **LEGACY),
+         "an export": Exported, "a view": Viewed}  # fmt: skip
 DELETING = {
-    f"{form} whose deleter {name}": functools.partial(make, what)
-    for name, what in DELETERS.items() for form, make in DELETING_FORMS.items()
+    f"{form} whose deleter {name}": functools.partial(make, delete=delete)
+    for name, delete in DELETERS.items() for form, make in FORMS.items()
 }  # fmt: skip
 
 

@@ -6,15 +6,16 @@ do, and that asks the tensor. They also note when they are entered with an excep
 
 import collections
 import ctypes
+import functools
 import sys
 import threading
 
-import made_producers
 import numba
 import numpy as np
 
 from made_producers import (  # isort: skip
-    Dunder, Ignorant, Ledger, Legacy, address_of, capsule, exchange_table, export_legacy, export_versioned, fill, tabled_type,
+    Dunder, Ignorant, Ledger, Legacy, address_of, capsule, delete_legacy, delete_versioned, exchange_table, export_legacy,
+    export_versioned, fill, incref, object_at, tabled_type,
 )
 from numba import types
 
@@ -63,29 +64,26 @@ def _callback(signature: str, function):
     return ffi.callback(signature, function, error=-1 if signature.startswith("int(") else 0, onerror=lambda *error: None)
 
 
-def _new_reference(thing) -> int:
-    _incref(thing)
-    return id(thing)
+def _take(part: int) -> int:
+    """A new reference to the type (0) of the pending error, or to its value (1), which no longer is; 0 if there is none."""
+    error = getattr(_pending, "error", None)
+    if error is None:
+        return 0
+    if part == 1:
+        _pending.error = None
+    incref(error[part])
+    return id(error[part])
 
 
-def _take_value() -> int:
-    value, _pending.error = _pending.error[1], None
-    return _new_reference(value)
-
-
-_incref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
-_error_type = _callback("intptr_t()", lambda: _new_reference(_pending.error[0]) if getattr(_pending, "error", None) else 0)
-_error_value = _callback("intptr_t()", _take_value)
 _WHICH = ("a view", "an export", "a deleter", "a legacy deleter", "a capsule's destructor")
-_note = ffi.callback("void(int)", lambda which: violations.append(_WHICH[which]))
+_taking, _noting = _callback("intptr_t(int)", _take), ffi.callback("void(int)", lambda which: violations.append(_WHICH[which]))
+take = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int)(address_of(_taking))
+note = ctypes.CFUNCTYPE(None, ctypes.c_int)(address_of(_noting))
 
 
 def _native(callback, which: int):
     """A C function of two words (the second may be missing) that calls `callback` and sets what that leaves pending."""
     behave = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_ssize_t, ctypes.c_ssize_t)(address_of(callback))
-    error_type = ctypes.CFUNCTYPE(ctypes.c_ssize_t)(address_of(_error_type))
-    error_value = ctypes.CFUNCTYPE(ctypes.c_ssize_t)(address_of(_error_value))
-    note = ctypes.CFUNCTYPE(None, ctypes.c_int)(address_of(_note))
 
     @numba.cfunc("int32(intp, intp)")
     def function(first, second):
@@ -93,36 +91,31 @@ def _native(callback, which: int):
             PyErr_Clear()
             note(which)
         code = behave(first, second)
-        kind = error_type()
+        kind = take(0)
         if kind != 0:
-            value = error_value()
+            value = take(1)
             PyErr_SetObject(kind, value)
             Py_DecRef(kind)
             Py_DecRef(value)
         return code
 
-    _kept.append((function, callback, behave, error_type, error_value, note))
+    _kept.append((function, callback, behave))
     return function.address
 
 
 def _giving(which: str):
-    return lambda py_object, out: _do(Hostile.give, ctypes.cast(address_of(py_object), ctypes.py_object).value, which, out)
+    return lambda py_object, out: _do(Hostile.give, object_at(py_object), which, out)
 
 
-def _deleting(delete):
+def _delete(delete, managed, _):
     """What a deleter does: give the tensor back, and then what it was told."""
-
-    def delete_and(managed):
-        what = _at_deletion.pop(address_of(managed), None)
-        delete(managed)
-        if what is not None:
-            what()
-
-    return lambda managed, _: _do(delete_and, managed)
+    what = _at_deletion.pop(address_of(managed), int)
+    delete(managed)
+    what()
 
 
-def _destroy(address: int):
-    destroyed_names.append(_capsule_name(address))
+def _destroy(py_capsule, _):
+    destroyed_names.append(_capsule_name(address_of(py_capsule)))
     if at_destruction:
         at_destruction[-1]()
 
@@ -139,10 +132,10 @@ at_destruction: list[collections.abc.Callable[[], object]] = []
 
 view_function = _native(_callback("int(void *, DLTensor *)", _giving("view")), 0)
 export_function = _native(_callback("int(void *, DLManagedTensorVersioned **)", _giving("export")), 1)
-delete_function = _native(
-    _callback("int(DLManagedTensorVersioned *, intptr_t)", _deleting(made_producers.delete_versioned)), 2)
-delete_legacy_function = _native(_callback("int(DLManagedTensor *, intptr_t)", _deleting(made_producers.delete_legacy)), 3)
-destroy_function = _native(_callback("int(void *, intptr_t)", lambda py_capsule, _: _do(_destroy, address_of(py_capsule))), 4)
+_deletes, _deletes_legacy = (functools.partial(_do, _delete, each) for each in (delete_versioned, delete_legacy))
+delete_function = _native(_callback("int(DLManagedTensorVersioned *, intptr_t)", _deletes), 2)
+delete_legacy_function = _native(_callback("int(DLManagedTensor *, intptr_t)", _deletes_legacy), 3)
+destroy_function = _native(_callback("int(void *, intptr_t)", functools.partial(_do, _destroy)), 4)
 
 
 def managed_and(ledger: Ledger, array: np.ndarray, what, export=export_versioned, **lies):
@@ -321,8 +314,6 @@ class Unprintable:
     def __repr__(self):
         raise ValueError("cannot be printed")
 
-    __str__ = __repr__
-
 
 Mute = type("Mute", (BufferError,), {"__str__": fails})
 Elsewhere = type("Elsewhere", (Exception,), {"__new__": lambda cls, *arguments: 5})
@@ -349,12 +340,12 @@ def raising(error):
 
 
 def setting(code: int, kind, value=None, filled: bool = False):
-    """It returns `code` with an exception set; `value`: a function makes a new one each time."""
+    """It returns `code` with an exception set; `value`: of a type, a new one each time."""
 
     def function(tensor, out):
         if filled:
             honest(tensor, out)
-        raise Sets(code, kind, value() if callable(value) else value)
+        raise Sets(code, kind, value("no") if isinstance(value, type) else value)
 
     return function
 
@@ -375,9 +366,9 @@ FUNCTIONS = {
     **{f"raises {kind.__name__}": (raising(kind), kind) for kind in REWORDED},
     **{f"raises {type(error).__name__}": (raising(error), type(error)) for error in UNCHANGED},
     "raises a new KeyboardInterrupt": (raising(KeyboardInterrupt), KeyboardInterrupt),
-    **{f"{code} and {error.__name__} set": (setting(code, error, lambda error=error: error("no")), error)
+    **{f"{code} and {error.__name__} set": (setting(code, error, error), error)
        for code in (0, 1, -5, 2**31 - 1) for error in (BufferError, ValueError, KeyboardInterrupt)},
-    **{f"filled, 0 and {error.__name__} set": (setting(0, error, lambda error=error: error("no"), filled=True), error)
+    **{f"filled, 0 and {error.__name__} set": (setting(0, error, error, filled=True), error)
        for error in (BufferError, OSError, KeyboardInterrupt)},
     "an exception type without a value": (setting(-1, ValueError), ValueError),
     "an exception type and a message": (setting(-1, ValueError, "no"), ValueError),
@@ -385,8 +376,7 @@ FUNCTIONS = {
     "an exception type and too few arguments": (setting(-1, Odd, (1,)), TypeError),
     "an exception type that cannot be made": (setting(-1, Unmakeable, "no"), RuntimeError),
     "an exception type that makes something else": (setting(-1, Elsewhere, "no"), (TypeError, SystemError)),
-    "an exception of another type than its value": (
-        setting(-1, BufferError, lambda: ValueError("no")), (BufferError, ValueError)),
+    "an exception of another type than its value": (setting(-1, BufferError, ValueError), (BufferError, ValueError)),
     "no exception type at all": (setting(-1, int, 5), (SystemError, TypeError)),
 }  # fmt: skip
 """By name: what a view or an export does, and how a call ends."""

@@ -35,8 +35,6 @@ def kernels_of(function) -> dict:
 
 TOTALS, SIZES = kernels_of(sum_of), kernels_of(size_of)
 total, warm_total, unlocked_total = TOTALS.values()
-
-
 ignore = fast_args(lambda *arguments: len(arguments))
 
 
@@ -65,41 +63,32 @@ def by(name: str, beside=lambda: 1.0):
     return lambda kernels, x: kernels[name](beside(), x)
 
 
-def viewed(kernels, **acts):
-    return Viewed(**acts)
-
-
 def converted(name, kernels, x):
     made = from_dlpack(Given(lambda **_: CALLS[name](x))) if name.startswith("to_dlpack") else CALLS[name](x)
     return kernels["plain"](1.0, made)
 
 
-def gives(kernels, give=versioned, **lies):
-    return Gives(give, **lies)
-
-
-def gives_legacy(kernels, give=legacy, **lies):
-    return GivesLegacy(give, **lies)
-
-
+MAKERS = {
+    "view": lambda kernels, **acts: Viewed(**acts),
+    "capsule": lambda kernels, give=versioned, **lies: Gives(give, **lies),
+    "legacy capsule": lambda kernels, give=legacy, **lies: GivesLegacy(give, **lies),
+}
 BESIDE = {"a number": lambda: 1.0, "a tensor": lambda: Dunder(np.ones(3)), "what only Numba reads": lambda: ONLY_NUMBA}
 WAYS = {
     "a view": ("view", lambda kernels, **acts: hostile_type()(**acts), by("plain")),
     "a view, in a cache entry": ("view", turning, by("warm")),
-    "a view, by keyword": ("view", viewed, lambda kernels, x: kernels["plain"](x=x, first=1.0)),
+    "a view, by keyword": ("view", MAKERS["view"], lambda kernels, x: kernels["plain"](x=x, first=1.0)),
     "an export": ("export", lambda kernels, **acts: hostile_type(**{VIEW: None})(**acts), by("plain")),
-    "an export without the GIL": ("export", viewed, by("unlocked")),
-    "an export beside what only Numba reads": ("export", viewed, by("plain", BESIDE["what only Numba reads"])),
-    **{f"a capsule beside {what}": ("give", gives, by("plain", beside)) for what, beside in BESIDE.items()},
-    **{f"a legacy capsule beside {what}": ("give", gives_legacy, by("plain", beside)) for what, beside in BESIDE.items()},
-}
+    "an export without the GIL": ("export", MAKERS["view"], by("unlocked")),
+    "an export beside what only Numba reads": ("export", MAKERS["view"], by("plain", BESIDE["what only Numba reads"])),
+    **{f"a {form} beside {what}": ("give", MAKERS[form], by("plain", beside))
+       for form in ("capsule", "legacy capsule") for what, beside in BESIDE.items()},
+}  # fmt: skip
 """By name: which of a tensor's functions acts; ``make(kernels, **acts)`` makes one that does so; ``call(kernels, x)``."""
 CONVERSIONS = {
-    **{f"{name} of an export": ("export", viewed, functools.partial(converted, name)) for name in CALLS},
-    **{f"{name} of a capsule": ("give", gives, functools.partial(converted, name))
-       for name in ("from_dlpack", "convert, a copy")},
-    **{f"{name} of a legacy capsule": ("give", gives_legacy, functools.partial(converted, name))
-       for name in ("from_dlpack", "to_dlpack")},
+    **{f"{name} of an export": ("export", MAKERS["view"], functools.partial(converted, name)) for name in CALLS},
+    **{f"{name} of a {form}": ("give", MAKERS[form], functools.partial(converted, name))
+       for form, other in (("capsule", "convert, a copy"), ("legacy capsule", "to_dlpack")) for name in ("from_dlpack", other)},
 }  # fmt: skip
 EVERYTHING = {**WAYS, **CONVERSIONS}
 

@@ -8,13 +8,13 @@ from fastexchange.ground.dlpack import ffi
 
 TABLE_CAPSULE = b"dlpack_exchange_api"
 
-_capsule_new = ctypes.pythonapi.PyCapsule_New
-_capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-_capsule_name = ctypes.pythonapi.PyCapsule_GetName
-_capsule_name.restype, _capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+_capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi))  # fmt: skip
+capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", ctypes.pythonapi))
+incref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 
-_DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_NUMPY_KINDS = {code: kind for kind, code in _DLPACK_CODES.items()}
+DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+"""By NumPy's kind of a dtype."""
 _names: dict[bytes, ctypes.c_char_p] = {}  # a capsule keeps a pointer to its name
 
 
@@ -34,10 +34,6 @@ def capsule(cdata, name: bytes):
     return _capsule_new(address_of(cdata), _names.setdefault(name, ctypes.c_char_p(name)), None)
 
 
-def capsule_name(thing) -> bytes:
-    return _capsule_name(thing)
-
-
 def is_held(thing) -> bool:
     """Whether somebody has a buffer of a bytearray, or an array of the standard library's: then it cannot be resized."""
     try:
@@ -52,8 +48,7 @@ class Ledger:
     """Which managed tensors are out, and how many came back."""
 
     def __init__(self):
-        self.made = 0
-        self.deleted = 0
+        self.made = self.deleted = 0
         self._out: dict[int, tuple] = {}
 
     @property
@@ -102,7 +97,7 @@ def fill(tensor, array: np.ndarray, **lies):
     tensor.device.device_type = lies.get("device_type", 1) & 0xFFFFFFFF
     tensor.device.device_id = lies.get("device_id", 0)
     tensor.ndim = lies.get("ndim", array.ndim)
-    tensor.dtype.code = lies.get("code", _DLPACK_CODES.get(array.dtype.kind, 3))
+    tensor.dtype.code = lies.get("code", DLPACK_CODES.get(array.dtype.kind, 3))
     tensor.dtype.bits = lies.get("bits", 8 * array.itemsize)
     tensor.dtype.lanes = lies.get("lanes", 1)
     tensor.shape, tensor.strides = shape_words, stride_words
@@ -164,8 +159,15 @@ class Legacy(Ignorant):
 
 
 # ---- exchange tables -----------------------------------------------------------------------------------------------
-def _object_at(pointer):
+def object_at(pointer):
     return ctypes.cast(address_of(pointer), ctypes.py_object).value
+
+
+def give(out, thing) -> int:
+    """What a function of C returns that writes a new reference to `out`."""
+    incref(thing)
+    out[0] = ffi.cast("void *", id(thing))
+    return 0
 
 
 _borrowed: dict[int, object] = {}  # by object: the shape and strides that its last borrowed view points to
@@ -173,7 +175,7 @@ _borrowed: dict[int, object] = {}  # by object: the shape and strides that its l
 
 @ffi.callback("int(void *, DLTensor *)")
 def borrow(py_object, out):
-    thing = _object_at(py_object)
+    thing = object_at(py_object)
     thing.borrows += 1
     _borrowed[id(thing)] = fill(out, thing.array, **thing.lies)
     return 0
@@ -181,7 +183,7 @@ def borrow(py_object, out):
 
 @ffi.callback("int(void *, DLManagedTensorVersioned **)")
 def export(py_object, out):
-    thing = _object_at(py_object)
+    thing = object_at(py_object)
     out[0] = export_versioned(thing.ledger, thing.array, **thing.lies)
     return 0
 
@@ -191,7 +193,8 @@ ALLOCATED = Ledger()
 
 
 def _dtype_of(tensor) -> np.dtype:
-    return np.dtype(f"{_NUMPY_KINDS[tensor.dtype.code]}{tensor.dtype.bits // 8}")
+    kinds = {code: kind for kind, code in DLPACK_CODES.items()}
+    return np.dtype(f"{kinds[tensor.dtype.code]}{tensor.dtype.bits // 8}")
 
 
 @ffi.callback("int(DLTensor *, DLManagedTensorVersioned **, void *, void(*)(void *, char *, char *))")
@@ -203,26 +206,18 @@ def allocate(prototype, out, error_ctx, set_error):
 @ffi.callback("int(DLManagedTensorVersioned *, void **)")
 def to_py_object(tensor, out):
     made = Tabled(array_over(tensor.dl_tensor))
-    made.owner = Owner(tensor)
-    made.owner.of = id(made)
-    _incref(made)
-    out[0] = ffi.cast("void *", id(made))
-    return 0
-
-
-_incref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
+    made.owner = Owner(tensor, id(made))
+    return give(out, made)
 
 
 class Owner:
-    of = 0
-
-    def __init__(self, managed):
-        self._managed = managed
+    def __init__(self, managed, of: int):
+        self._managed, self._of = managed, of
 
     def __del__(self):
         if self._managed.deleter != ffi.NULL:
             self._managed.deleter(self._managed)
-        _borrowed.pop(self.of, None)
+        _borrowed.pop(self._of, None)
 
 
 def array_over(tensor) -> np.ndarray:
@@ -257,11 +252,9 @@ def exchange_table(version=(1, 3), prev=None, **functions):
     table.header.version.major, table.header.version.minor = version
     if prev is not None:
         table.header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", prev)
+    fields = dict(ffi.typeof("DLPackExchangeAPI").fields)
     for name, function in {**FUNCTIONS, **functions}.items():
-        if function is None:
-            continue
-        field = dict(ffi.typeof("DLPackExchangeAPI").fields)[name]
-        setattr(table, name, ffi.cast(field.type, function))
+        setattr(table, name, ffi.cast(fields[name].type, ffi.NULL if function is None else function))
     _tables.append((table, functions))
     return table
 

@@ -3,6 +3,7 @@
 import functools
 import gc
 import itertools
+import operator
 import sys
 import weakref
 
@@ -19,7 +20,7 @@ from oracle import new_kernel, numbas
 
 from hostile_producers import (  # isort: skip
     CONTENTS, EXPORTED, FUNCTIONS, GOOD_IN_THE_END, REFUSED, RETURNS, REWORDED, UNCHANGED, Gives, GivesLegacy, RaisingDescriptor,
-    Sets, capsule_with_destructor, hostile_type, legacy, raising, versioned,
+    capsule_with_destructor, hostile_type, legacy, raising, setting, versioned,
 )
 from hostile_ways import (  # isort: skip
     CONVERSIONS, EVERYTHING, TOTALS, WARM, Turning, check_end, check_ways, ignore, kind_of, size_of, total, warm, warm_total,
@@ -35,17 +36,13 @@ def half_a_view(tensor, out):
     out.shape = out.strides = ffi.NULL
 
 
-def null(tensor, out):
-    out[0] = ffi.NULL
-
-
 EXPORTED_INSTEAD = {"raises BufferError", "raises Mute", "an exception of another type than its value"}
 """Of a tensor whose view is refused so, the export is taken: test_hostile_actions.py."""
 DONE = {
     **{f"a function: {name}": (ways("export", *["view"] * (name not in EXPORTED_INSTEAD), *["give"] * name.startswith("raises ")),
                                act, ends, "") for name, (act, ends) in FUNCTIONS.items()},
     **{f"__dlpack__ returns {name}": (ways("give"), give, (REFUSED, ValueError), "") for name, give in RETURNS.items()},
-    "an export writes NULL": (ways("export"), null, REFUSED, "did not say why"),
+    "an export writes NULL": (ways("export"), lambda tensor, out: operator.setitem(out, 0, ffi.NULL), REFUSED, "did not say why"),
     "an export writes nothing": (ways("export"), hostile.returning(0), REFUSED, "did not say why"),
     "a view writes nothing": (ways("view"), hostile.returning(0), REFUSED, ""),
     "a view writes some of the fields": (ways("view"), half_a_view, REFUSED, "shape"),
@@ -173,12 +170,11 @@ def test_beside_others(name, position):
     """
     act, ends = OUTCOMES[name]
     tensors, where = four_known_tensors(), {"name": "abcd"[position], "position": position}
-    tensors[position].view = act
-    for _ in range(3):
-        tensors[position].behaves = False
-        check_end(end_of(four, *tensors), ends, **where)
-        tensors[position].behaves = True
-        assert four(*tensors) == 1234.0
+    culprit = tensors[position]
+    culprit.view = act
+    for culprit.behaves in (False, True) * 3:
+        end = end_of(four, *tensors)
+        check_end(end, 1234.0 if culprit.behaves else ends, **where)
     for other in (np.full(3, 5), Turning(np.full(3, 5, np.int32)), Dunder(np.full(3, 5.0)), Exported(np.full(3, 5.0))):
         for place in set(range(4)) - {position}:
             arguments = list(tensors)
@@ -224,24 +220,23 @@ CHANGES = {
 def test_a_call_uses_one_look_from_beginning_to_end(what):
     states, values = CHANGES[what]
 
-    def check(end):
-        if values is None:
-            assert isinstance(end, float) or kind_of(end) is REFUSED
-        else:
-            check_end(end, (*values, REFUSED))
+    def check(tensor, kernel, *firsts):
+        for first in firsts:
+            end = end_of(kernel, first, tensor)
+            if values is None:
+                assert isinstance(end, float) or kind_of(end) is REFUSED
+            else:
+                check_end(end, (*values, REFUSED))
+        tensor.ledger.check(tensor.ledger.made)
 
     for cls in (Viewed, Exported):
-        tensor = cls(view=changing(*states), export=changing(*states))
-        for first in [1.0] * 10 + [ONLY_NUMBA] * 10:
-            check(end_of(total, first, tensor))
-        tensor.ledger.check(tensor.ledger.made)
+        check(cls(view=changing(*states), export=changing(*states)), total, *[1.0] * 10, *[ONLY_NUMBA] * 10)
     warm(warm_total)
     for tensor in (Turning(view=changing(*states)), Exported(export=changing(*states))):  # in cache entries
         for i in range(10 + WARM):
             tensor.behaves = i < WARM or i % 2 == 0
-            check(end_of(warm_total, 1.0, tensor))
+            check(tensor, warm_total, 1.0)
             assert not tensor.behaves or warm_total(1.0, tensor) == 6.0
-        tensor.ledger.check(tensor.ledger.made)
 
 
 @pytest.mark.parametrize("calls", [0, WARM])
@@ -263,13 +258,10 @@ counted_size = numba.njit(size_of)
 @pytest.mark.parametrize("cls", [Viewed, Exported], ids=lambda cls: cls.__name__)
 def test_a_failure_at_any_one_look(cls, bad):
     """One look fails: the call in which it fell ends so, or is right; every other call is right."""
+    act = raising(bad) if bad else hostile.returning(-1)
     for failing in (1, 2, 3, 4):  # the first makes the cache entry
-        kernel, act = new_kernel(counted_size), raising(bad) if bad else hostile.returning(-1)
-
-        def once(tensor, out, failing=failing, act=act):
-            return (act if tensor.looks == failing else hostile.honest)(tensor, out)
-
-        tensor = cls(view=once, export=once)
+        once = lambda x, out, at=failing: (act if x.looks == at else hostile.honest)(x, out)  # noqa: E731
+        kernel, tensor = new_kernel(counted_size), cls(view=once, export=once)
         wrong = [end for end in [end_of(kernel, 1.0, tensor) for _ in range(8)] if end != 4]
         assert len(wrong) <= 1, (failing, wrong)
         for end in wrong:
@@ -296,15 +288,11 @@ def test_the_same_capsule_again(cls, give, export, name):
     tensor.ledger.check(2)
 
 
-def fail(error):
-    raise Sets(0, type(error), error)
-
-
 DESTRUCTORS = {
-    "does nothing": (lambda: None, 6.0),
+    "does nothing": (int, 6.0),
     "collects": (gc.collect, 6.0),
     "calls a kernel": (lambda: total(1.0, np.ones(3)), 6.0),
-    **{f"sets {error.__name__}": (functools.partial(fail, error("no")), (6.0, error))
+    **{f"sets {error.__name__}": (functools.partial(setting(0, error, error), None, None), (6.0, error))
        for error in (BufferError, OSError, KeyboardInterrupt)},
 }  # fmt: skip
 
@@ -362,11 +350,10 @@ def test_a_kept_array_whose_export_is_elsewhere(calls):
         out[0] = export_versioned(tensor.ledger, copies[-1], flags=2)
 
     tensor = cls(memory_of(0, 1, 2, 3), export=copy)
-    memory, ledger = weakref.ref(tensor.array), tensor.ledger
-    array = column(1.0, tensor)
+    memory, ledger, array = weakref.ref(tensor.array), tensor.ledger, column(1.0, tensor)
     del tensor
     gc.collect()
-    is_copy = any(array.ctypes.data == made.ctypes.data for made in copies)
+    is_copy = array.ctypes.data in [made.ctypes.data for made in copies]
     assert is_copy or memory() is not None, "the array's memory has gone"
     assert array.ravel().tolist() == [0.0, 1.0, 2.0, 3.0]
     del array

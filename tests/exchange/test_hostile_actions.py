@@ -12,14 +12,14 @@ import numba
 import numpy as np
 import pytest
 from children import in_fork
-from counting import Exported, Viewed, end_of, forget_notes, gives_deleting, kept, no_violations, scene
+from counting import LEGACY, Exported, Viewed, end_of, forget_notes, gives_deleting, kept, no_violations, scene
 from exchanges import together
 from forked import needs_fork
-from made_producers import ONLY_NUMBA, Dunder, Tabled, export_legacy
+from made_producers import ONLY_NUMBA, Dunder, Tabled
 from oracle import new_kernel
 
 from hostile_producers import (  # isort: skip
-    ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, Sets, hostile_type, legacy, versioned,
+    ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, hostile_type, legacy, setting, versioned,
 )
 from hostile_ways import (  # isort: skip
     WARM, Turning, check_end, ignore, kind_of, size_of, sum_of, total, unlocked_total, warm, warm_total,
@@ -42,11 +42,9 @@ def be_refused_by_the_kernel(tensor, kernel):
     return [kind_of(end) for end in ends]
 
 
-def call_20_deep(tensor, kernel):
-    def nest(depth):
-        return before(lambda tensor: kernel(1.0, Turning(view=nest(depth - 1))) if depth else None)
-
-    return kernel(1.0, Turning(view=nest(20)))
+def call_deep(tensor, kernel, depth=20):
+    deeper = before(lambda tensor: call_deep(tensor, kernel, depth - 1) if depth else None)
+    return kernel(1.0, Turning(view=deeper))
 
 
 def collect_garbage(tensor, kernel):
@@ -86,7 +84,7 @@ ACTIONS = {
     "calls the kernel through Numba": (lambda tensor, kernel: kernel(ONLY_NUMBA, tensor), 6.0),
     "calls it with other types, and other kernels": (call_with_others, (6.0, [1.0, 2.0, 3.0])),
     "is refused by the kernel": (be_refused_by_the_kernel, [BufferError, BufferError, TypeError, BufferError]),
-    "calls 20 deep": (call_20_deep, 6.0),
+    "calls 20 deep": (call_deep, 6.0),
     "collects garbage": (collect_garbage, None),
     "switches threads": (switch_threads, [6.0] * 3),
     "makes many types": (make_many_types, None),
@@ -110,19 +108,14 @@ def derived(name, tensor):
     return hostile_type(name) if isinstance(tensor, Hostile) else type(name, (Gives,), {})
 
 
-def recompile_the_kernel(tensor, kernel):
-    if not hasattr(tensor, "has_recompiled"):
-        tensor.has_recompiled = True
-        kernel.recompile()
-
-
 CHANGES = {
     "deletes its attributes": delete_its_attributes,
     "replaces its table": lambda tensor, kernel: setattr(type(tensor), ATTRIBUTE, Tabled.__dlpack_c_exchange_api__),
     "spoils its table": lambda tensor, kernel: setattr(type(tensor), ATTRIBUTE, 3),
     "changes its class": lambda tensor, kernel: setattr(tensor, "__class__", derived("Changed", tensor)),
     "rebases its class": lambda tensor, kernel: setattr(type(tensor), "__bases__", (derived("Base", tensor),)),
-    "recompiles the kernel": recompile_the_kernel,
+    "recompiles the kernel, once": lambda tensor, kernel: (
+        None if hasattr(tensor, "done") else setattr(tensor, "done", kernel.recompile())),
 }
 
 
@@ -132,19 +125,11 @@ def new(base, *arguments, **acts):
 
 
 def before(act):
-    def function(tensor, out):
-        act(tensor)
-        return hostile.honest(tensor, out)
-
-    return function
+    return lambda tensor, out: (act(tensor), hostile.honest(tensor, out))[1]
 
 
 def after(act):
-    def function(tensor, out):
-        hostile.honest(tensor, out)
-        act(tensor)
-
-    return function
+    return lambda tensor, out: (hostile.honest(tensor, out), act(tensor))[0]
 
 
 def in_a_cached_call(act):
@@ -155,16 +140,18 @@ def in_a_cached_call(act):
     return tensor
 
 
-def when_deleted(act, base=None, **form):
+def when_deleted(act, make=new, **form):
     references = []
-    delete = lambda: act(references[0]())  # noqa: E731
-    tensor = new(base, delete=delete) if base else gives_deleting(delete, None, None, **form)
+    tensor = make(delete=lambda: act(references[0]()), **form)
     references.append(weakref.ref(tensor))
     return tensor
 
 
+def capsule_deleted(act, cls, **form):
+    return when_deleted(act, gives_deleting, cls=type("Once", (cls,), {}), **form)
+
+
 FAST = "before a view, in a cached call"
-OLD = {"export": export_legacy, "name": b"dltensor"}
 TIMES = {
     "before a view": (lambda act: new(Viewed, view=before(act)), total),
     "after a view": (lambda act: new(Viewed, view=after(act)), total),
@@ -173,10 +160,10 @@ TIMES = {
     "before an export without the GIL": (lambda act: new(Viewed, export=before(act)), unlocked_total),
     "in __dlpack__": (lambda act: new(Gives, lambda tensor: act(tensor) or versioned(tensor)), total),
     "in legacy __dlpack__": (lambda act: new(GivesLegacy, lambda tensor: act(tensor) or legacy(tensor)), total),
-    "in the deleter of an export": (lambda act: when_deleted(act, Exported), total),
-    "in the deleter of an export without the GIL": (lambda act: when_deleted(act, Viewed), unlocked_total),
-    "in the deleter of a capsule": (lambda act: when_deleted(act, cls=type("Once", (Gives,), {})), total),
-    "in the deleter of a legacy capsule": (lambda act: when_deleted(act, cls=type("Once", (GivesLegacy,), {}), **OLD), total),
+    "in the deleter of an export": (lambda act: when_deleted(act, base=Exported), total),
+    "in the deleter of an export without the GIL": (lambda act: when_deleted(act, base=Viewed), unlocked_total),
+    "in the deleter of a capsule": (lambda act: capsule_deleted(act, Gives), total),
+    "in the deleter of a legacy capsule": (lambda act: capsule_deleted(act, GivesLegacy, **LEGACY), total),
 }
 """What gives a tensor that acts then, and the kernel that is called with it."""
 
@@ -289,16 +276,9 @@ def test_recursion_without_end():
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_view_that_is_refused_and_an_export_that_is_given(is_first):
     """As of a readonly tensor: its export can say so. What the export refuses is refused. Cached calls may have read views."""
-
-    def refuse(what):
-        def act(tensor, out):
-            raise Sets(-1, BufferError, f"no {what}")
-
-        return act
-
-    tensors = hostile_type()
-    plain, readonly = tensors(), tensors(view=refuse("view"), flags=1)
-    neither = tensors(view=refuse("view"), export=refuse("export"))
+    tensors, no_view = hostile_type(), setting(-1, BufferError, "no view")
+    plain, readonly = tensors(), tensors(view=no_view, flags=1)
+    neither = tensors(view=no_view, export=setting(-1, BufferError, "no export"))
     kernel = fast_args(lambda x: x.sum())
     if not is_first:
         assert [kernel(plain) for _ in range(WARM)] == [6.0] * WARM

@@ -21,7 +21,7 @@ from exchanges import (  # isort: skip
     managed_in, one, place, taken_from, tensors, unwrapped, versioned,
 )
 from frameworks import NUMPY_DTYPES, has_versioned_capsules, needs_torch, numpys_reader, torch
-from hostile_producers import GOOD_IN_THE_END, Sets
+from hostile_producers import GOOD_IN_THE_END, Sets, raising
 from interoperability import jax, pyarrow
 from made_producers import Dunder, Ledger, Legacy, Tabled, capsule, capsule_name, export_versioned
 from oracle import references_kept, type_and_message
@@ -55,8 +55,7 @@ def by_numpys_reader(x):
 
 WAYS = {
     # how a tensor goes out and becomes an array; "legacy" cannot say what is readonly: it refuses that, or comes back so
-    "from_dlpack": from_dlpack,
-    "from_dlpack, native": from_dlpack,
+    **dict.fromkeys(("from_dlpack", "from_dlpack, native"), from_dlpack),
     "from_dlpack, keywords": lambda x: from_dlpack(x, dtype=elements(x).dtype, copy=None),
     "from_dlpack, shared": lambda x: from_dlpack(x, copy=False, device="cpu"),
     "from_dlpack, a copy": lambda x: from_dlpack(x, copy=True),
@@ -73,10 +72,10 @@ OF_LEGACY_CAPSULES = (Legacy, made.Ignorant, *(each.Array for each in (jax, pyar
 
 def ways_of(tensor, own) -> dict:
     """Those that there are for a tensor whose elements are those of the array `own`."""
-    found, has_dlpack = dict(WAYS), hasattr(type(tensor), "__dlpack__")
     if own.dtype.name in NARROW:  # NumPy has no such dtypes
         found = {name: way for name, way in WAYS.items() if "apsule" not in name}
-        return {**found, **({"by its type's table": by_its_table} if isinstance(tensor, np.ndarray) else {})}
+        return found | ({"by its type's table": by_its_table} if isinstance(tensor, np.ndarray) else {})
+    found, has_dlpack = dict(WAYS), hasattr(type(tensor), "__dlpack__")
     is_mute = torch is not None and isinstance(tensor, torch.Tensor) and not has_versioned_capsules()
     if has_dlpack or isinstance(tensor, Tabled):
         has_none = not hasattr(type(tensor), "__dlpack_c_exchange_api__")  # nor one of tvm-ffi's
@@ -252,8 +251,7 @@ def test_devices_and_dtypes_are_demands(source):
         assert place(from_dlpack(tensor, device=device)) == place(tensor)
         capsule = versioned(tensor, device=device)  # which what is described dies with
         check_describes(managed_in(capsule).dl_tensor, elements(tensor))
-    for good in (dtype, dtype.str, dtype.name, dtype.type):
-        assert place(from_dlpack(tensor, dtype=good)) == place(tensor)
+    assert {place(from_dlpack(tensor, dtype=good)) for good in (dtype, dtype.str, dtype.name, dtype.type)} == {place(tensor)}
     with references_kept(tensor):
         for device in ((2, 0), (1, 1), (13, 0), DLDevice(2, 3), (99, 0), (-1, 0)):
             assert type_and_message(from_dlpack, tensor, device=device)[0] is ValueError
@@ -277,13 +275,13 @@ def test_a_tensor_on_another_device_is_copied_by_its_framework_if_asked_to():
     for options in ({}, {"copy": None}, {"copy": True}, {"dtype": "f8"}):
         view = from_dlpack(tensor, device="cpu", **options)
         assert view.tolist() == [0, 1, 2, 3] and place(view) != place(tensor) and view.flags.writeable
-    for device, kind, flags in (("cpu", 1, COPIED), (None, 2, 0), ((2, 1), 2, 0), (DLDevice(2, 1), 2, 0)):
-        made = versioned(tensor, device=device)
-        assert managed_in(made).dl_tensor.device.device_type == kind and managed_in(made).flags == flags
+    for device, *want in (("cpu", 1, COPIED), (None, 2, 0), ((2, 1), 2, 0), (DLDevice(2, 1), 2, 0)):
+        managed = managed_in(kept := versioned(tensor, device=device))
+        assert [managed.dl_tensor.device.device_type, managed.flags] == want
     assert type_and_message(from_dlpack, tensor, device="cpu", dtype="f4")[0] is TypeError
     for take, device in ((from_dlpack, "cpu"), (versioned, "cpu"), (versioned, (2, 0))):
         assert type_and_message(take, tensor, device=device, copy=False)[0] is BufferError
-    del view, made
+    del view, kept
     tensor.ledger.check(tensor.ledger.made)
 
 
@@ -320,10 +318,8 @@ def test_a_legacy_capsule_does_not_make_pytorchs_memory_readonly():
             return torch._C._to_dlpack(self.as_subclass(torch.Tensor))
 
     old = torch.ones(3).as_subclass(Old)
-    ways = (from_dlpack, lambda x: from_dlpack(x, copy=None), lambda x: numpys_reader(Given(versioned(x))), CALLS["convert"])
-    for take in ways:
-        for _ in range(2):
-            assert place(take(old)) == old.data_ptr() and take(old).flags.writeable
+    for take in (from_dlpack, lambda x: from_dlpack(x, copy=None), SHARING["to_dlpack"], CALLS["convert"]) * 2:
+        assert place(take(old)) == old.data_ptr() and take(old).flags.writeable
     assert capsule_name(to_dlpack(old)) == b"dltensor"
 
 
@@ -349,14 +345,9 @@ def _take(managed, out):
 Taker = made.tabled_type("Taker", managed_tensor_to_py_object_no_sync=hostile._native(_take, 1))
 
 
-def give(out, thing) -> int:
-    out[0] = ffi.cast("void *", hostile._new_reference(thing))
-    return 0
-
-
 def give_something_else(managed, out) -> int:
     managed.deleter(managed)
-    return give(out, [])
+    return made.give(out, [])
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -367,7 +358,7 @@ def test_a_target_sees_the_flags(source):
     def take(managed, out):
         held.append((managed, managed.flags))
         memory = ffi.buffer(ffi.cast("char *", managed.dl_tensor.data), 12 * managed.dl_tensor.dtype.bits // 8)
-        return give(out, Taker(np.frombuffer(memory, {8: "u1", 32: "f4"}[managed.dl_tensor.dtype.bits])))
+        return made.give(out, Taker(np.frombuffer(memory, {8: "u1", 32: "f4"}[managed.dl_tensor.dtype.bits])))
 
     _taking.append(take)
     for _, tensor, is_readonly in tensors(source, "1-d"):
@@ -379,19 +370,16 @@ def test_a_target_sees_the_flags(source):
         managed.deleter(managed)
 
 
-def fail(error):
-    raise error
-
-
 TAKES = {
-    "refuses": (lambda *both: -1, BufferError, ""),
-    "refuses in words": (lambda *both: fail(BufferError("no such tensors here")), BufferError, "no such tensors here"),
+    "refuses": (hostile.returning(-1), BufferError, ""),
+    "refuses in words": (raising(BufferError("no such tensors here")), BufferError, "no such tensors here"),
     "refuses late": (lambda managed, out: -1 if managed.deleter(managed) is None else 0, BufferError, ""),
-    "fails": (lambda *both: fail(PermissionError("not today")), PermissionError, "not today"),
-    "gives nothing": (lambda *both: 0, BufferError, ""),
+    "fails": (raising(PermissionError("not today")), PermissionError, "not today"),
+    "gives nothing": (hostile.returning(0), BufferError, ""),
     "gives another type": (give_something_else, (TypeError, BufferError), ""),
-    "gives and fails": (lambda *both: fail(Sets(give_something_else(*both), ValueError, ValueError("made"))), ValueError, "made"),
-}
+    "gives and fails": (lambda *both: raising(Sets(give_something_else(*both), ValueError, ValueError("made")))(*both),
+                        ValueError, "made"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TAKES)
