@@ -38,6 +38,13 @@ def kernel_of(package, count: int, body: str = "pass", signature=None, **options
     return fast_args(dispatcher_of(package, count, body, signature, **options))
 
 
+def elementwise(cuda, head: str, statement: str, **options):
+    """A dispatcher for the kernel ``head``, whose thread `i` makes the statement, if what that writes to has an element `i`."""
+    name, written, namespace = head.partition("(")[0], statement.partition("[")[0], {"cuda": cuda, "__name__": __name__}
+    exec(f"def {head}:\n    i = cuda.grid(1)\n    if i < {written}.shape[0]:\n        {statement}", namespace)
+    return cuda.jit(**options)(namespace[name])
+
+
 @functools.cache
 def _memory(package):
     """Zeros and ones: bytes of which every element type makes another value, and booleans a boolean."""

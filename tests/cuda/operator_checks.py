@@ -9,11 +9,12 @@ import functools
 import gc
 import pickle
 import sys
-import threading
 
 import numpy as np
 import torch
-from cuda_checks import is_for_tasks
+from cuda_checks import in_threads, is_for_tasks, is_refused
+from launches import elementwise
+from oracle import type_and_message
 
 from fastexchange import CudaError, fast_args
 
@@ -22,14 +23,7 @@ ON_GPU = torch.version.cuda is not None
 
 
 def scale_on(cuda):
-    @fast_args
-    @cuda.jit
-    def scale(x, w, y):
-        i = cuda.grid(1)
-        if i < x.shape[0]:
-            y[i] = w[i] * x[i]
-
-    return scale
+    return fast_args(elementwise(cuda, "scale(x, w, y)", "y[i] = w[i] * x[i]"))
 
 
 @fast_args(out=SHARED)
@@ -46,6 +40,10 @@ def tensors(count=100, device="cuda", **options):
 def is_product(y, x, w) -> bool:
     """Whether a kernel has computed this; the stub runs none."""
     return not ON_GPU or torch.equal(y, x * w)
+
+
+def is_like(y, x) -> bool:
+    return (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
 
 
 def allocated(stub) -> int:
@@ -74,7 +72,20 @@ class Python:
 
 def both_ways(operator):
     """The operator object, and PyTorch's."""
-    return {"object": operator, "torch.ops": operator.overload}
+    return operator, operator.overload
+
+
+def warmed(operator, *args):
+    """The same, after so many calls that cache entries make the next ones."""
+    for call in both_ways(operator) * 4:
+        call(*args)
+    return both_ways(operator)
+
+
+def error_of(call, *args) -> tuple[type, str]:
+    """What a call raises, the same three times: the type, and the first line of the text."""
+    (found,) = {(kind, text.partition("\n")[0]) for kind, text in [type_and_message(call, *args) for _ in range(3)]}
+    return found
 
 
 CONFIGURATIONS = {
@@ -88,21 +99,19 @@ def check_launches(stub, torch_stub, cuda):
     """Outputs are on the inputs' device, the kernel gets the tensors' memory, and no Python code runs in between."""
     for name, (launch, is_right) in CONFIGURATIONS.items():
         operator = scale_on(cuda).as_torch_op(f"fx_check::{name}", launch=launch, out=SHARED)
-        for way, call in both_ways(operator).items():
-            x, w = tensors()
-            for _ in range(4):
-                call(x, w)
+        x, w = tensors()
+        for call in warmed(operator, x, w):
             python = Python(operator)
             stub.clear()
             y = call(x, w)
-            assert python.calls == 0, (name, way)
-            assert type(y) is torch.Tensor and (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
+            assert python.calls == 0, (name, call)
+            assert type(y) is torch.Tensor and is_like(y, x)
             assert sys.getrefcount(y) == 2 and y._base is None and not y.requires_grad
             (made,) = stub.launches
-            assert is_right(made) and made.stream == 0 and is_product(y, x, w), (name, way)
-            given = [int.from_bytes(each, "little") for each in made.parameters]
+            assert is_right(made) and made.stream == 0 and is_product(y, x, w), (name, call)
+            given = [int.from_bytes(word, "little") for word in made.parameters]
             assert {x.data_ptr(), w.data_ptr(), y.data_ptr()} <= set(given)
-            if way == "object":
+            if call is operator:
                 assert call(w=w, x=x).shape == x.shape and python.calls == 0
 
 
@@ -117,7 +126,7 @@ def check_functions(stub, torch_stub, cuda):
         return x.shape[0] if x.shape[0] < 1000 else ((7, 2), 32)
 
     operator = scale_on(cuda).as_torch_op("fx_check::function", launch=launch, out=SHARED)
-    for call in both_ways(operator).values():
+    for call in both_ways(operator):
         for count in (300, 1000):
             x, w = tensors(count)
             for _ in range(3):
@@ -126,41 +135,27 @@ def check_functions(stub, torch_stub, cuda):
                 assert made.grid == (7, 2, 1) if count == 1000 else is_for_tasks(made, count)
                 assert is_product(y[:200], x[:200], w[:200])
                 assert seen[-1][0] is x and seen[-1][2] is y
-        try:
-            call(*tensors(13))
-        except LookupError as error:
-            assert str(error) == "thirteen"
-        else:
-            raise AssertionError("it did not raise")
+        assert type_and_message(call, *tensors(13)) == (LookupError, "thirteen")
 
 
 def check_schemas(stub, torch_stub, cuda):
     """Several outputs, dtypes, numbers, defaults, outputs of another rank."""
-
-    @fast_args
-    @cuda.jit
-    def many(x, a: float, k: int, w, flag: bool = True, first=None, second=None, third=None):
-        i = cuda.grid(1)
-        if i < x.shape[0]:
-            first[i, 0] = a
-
+    head = "many(x, a: float, k: int, w, flag: bool = True, first=None, second=None, third=None)"
     out = "x[n], k, w[n] -> first[n, k]: x, second[2 * n], third[]: int32"
+    many = fast_args(elementwise(cuda, head, "first[i, 0] = a"))
     operator = many.as_torch_op("fx_check::many", launch=("k", "n"), out=out)
     wanted = {torch.float16: torch.float32, torch.float64: torch.float64, torch.int8: torch.float32}
     for dtype, promoted in wanted.items():
-        device = torch_stub.devices[-1]
-        x, w = torch.empty(6, device=device, dtype=dtype), torch.empty(6, device=device, dtype=torch.float32)
-        for call in both_ways(operator).values():
-            for _ in range(4):
-                made = call(x, 2.0, 3, w)
-                again = call(x, 2.0, 3, w, False)
-                assert [each.dtype for each in made] == [dtype, promoted, torch.int32]
-                assert [tuple(each.shape) for each in made] == [(6, 3), (12,), ()] == [tuple(each.shape) for each in again]
-                assert all(each.device == x.device and each.is_contiguous() for each in made)
-                assert stub.launches[-1].grid == (3, 1, 1) and stub.launches[-1].block == (6, 1, 1)
+        x, w = (torch.empty(6, device=torch_stub.devices[-1], dtype=kind) for kind in (dtype, torch.float32))
+        for call in both_ways(operator) * 4:
+            made, again = call(x, 2.0, 3, w), call(x, 2.0, 3, w, False)
+            assert [y.dtype for y in made] == [dtype, promoted, torch.int32]
+            assert [tuple(y.shape) for y in made] == [(6, 3), (12,), ()] == [tuple(y.shape) for y in again]
+            assert all(y.device == x.device and y.is_contiguous() for y in made)
+            assert stub.launches[-1].grid == (3, 1, 1) and stub.launches[-1].block == (6, 1, 1)
     python = Python(operator)
-    operator(x, 2.0, 3, w)
-    operator.overload(x, 2.0, 3, w)
+    for call in both_ways(operator):
+        call(x, 2.0, 3, w)
     assert python.calls == 0
 
 
@@ -170,32 +165,17 @@ def check_devices_and_streams(stub, torch_stub, cuda):
     for device in [device for device in (1, 0, 2, 1) if device < len(torch_stub.devices)]:
         with cuda.gpus[device]:
             stream = cuda.stream()
-        for call in both_ways(operator).values():
-            x, w = tensors(device=f"cuda:{device}")
-            for _ in range(4):
-                torch_stub.set_stream(device, int(stream.handle))
-                y = call(x, w)
-                launch = stub.launches[-1]
-                assert (y.device, launch.device, launch.stream) == (x.device, device, int(stream.handle))
-                torch_stub.set_stream(device, 0)
-                call(x, w)
-                assert stub.launches[-1].stream == 0 and torch_stub.device() == 0
-                stream.synchronize()
-                assert is_product(y, x, w)
-
-
-def errors_of(call, *args, **kwargs):
-    """The exceptions of a call three times: their types and texts."""
-    found = []
-    for _ in range(3):
-        try:
-            call(*args, **kwargs)
-        except Exception as error:
-            found.append((type(error), str(error).partition("\n")[0]))
-        else:
-            found.append(None)
-    assert found[0] == found[1] == found[2], found
-    return found[0]
+        handle, (x, w) = int(stream.handle), tensors(device=f"cuda:{device}")
+        for call in both_ways(operator) * 4:
+            torch_stub.set_stream(device, handle)
+            y = call(x, w)
+            launch = stub.launches[-1]
+            assert (y.device, launch.device, launch.stream) == (x.device, device, handle)
+            torch_stub.set_stream(device, 0)
+            call(x, w)
+            assert stub.launches[-1].stream == 0 and torch_stub.device() == 0
+            stream.synchronize()
+            assert is_product(y, x, w)
 
 
 def check_errors(stub, torch_stub, cuda):
@@ -211,27 +191,23 @@ def check_errors(stub, torch_stub, cuda):
         ((x.new_empty(100, requires_grad=True), w), BufferError, "requires grad"),
         ((torch.ones(3), torch.ones(3)), NotImplementedError, "'CPU'"),
     ]
-    for warm in range(2):
+    for _ in range(2):
         for args, kind, said in cases:
-            for way, call in both_ways(operator).items():
-                found = errors_of(call, *args)
-                assert found is not None and (found[0] is kind or way == "torch.ops") and said in found[1], (warm, way, found)
-        for call in both_ways(operator).values():
-            for _ in range(4):
-                call(x, w)
-    mixed = errors_of(operator, x, torch.ones(100)), errors_of(operator.overload, x, torch.ones(100))
-    assert mixed[0] is not None and mixed[1] is not None and mixed[0][1] == mixed[1][1] and "kDLCPU" in mixed[0][1]
+            for call in both_ways(operator):
+                found = error_of(call, *args)
+                assert (found[0] is kind or call is operator.overload) and said in found[1], (call, found)
+        warmed(operator, x, w)
+    mixed = [error_of(call, x, torch.ones(100))[1] for call in both_ways(operator)]
+    assert mixed[0] == mixed[1] and "kDLCPU" in mixed[0]
     before = allocated(stub), sys.getrefcount(x)
     for args, _, _ in cases:
-        for call in both_ways(operator).values():
-            for _ in range(20):
-                errors_of(call, *args)
+        for call in both_ways(operator) * 20:
+            error_of(call, *args)
     gc.collect()
     assert (allocated(stub), sys.getrefcount(x)) == before
-    for call in both_ways(operator).values():
-        assert is_product(call(x, w), x, w)
+    assert all(is_product(call(x, w), x, w) for call in both_ways(operator))
     register = functools.partial(scale_on(cuda).as_torch_op, "fx_check::beyond", launch=(1, 2000), out=SHARED)
-    found = errors_of(register)
+    found = error_of(register)
     assert found[0] is ValueError and "of (2000, 1, 1) threads" in found[1], found
 
 
@@ -239,23 +215,16 @@ def check_failures(stub, torch_stub, cuda):
     """The driver refuses a launch, PyTorch has no memory: each is raised as what it is, and the next call is as before."""
     operator = scale_on(cuda).as_torch_op("fx_check::failing", launch=("n // 4", 32), out=SHARED)
     x, w = tensors()
-    for call, kind in ((operator, CudaError), (operator.overload, RuntimeError)):
-        for _ in range(4):
-            call(x, w)
+    for call in warmed(operator, x, w):
         stub.fail("cuLaunchKernel", 701, sticky=True)
-        found = errors_of(call, x, w)
-        assert found[0] is kind and "was not launched" in found[1], found
+        found = error_of(call, x, w)
+        assert found[0] is (CudaError if call is operator else RuntimeError) and "was not launched" in found[1], found
         stub.reset()
         call(x, w)
-    for call in both_ways(operator).values():
         torch_stub.fail(3)  # native code tries twice at most, then PyTorch's own function raises
-        found = []
-        try:
-            call(x, w)
-        except RuntimeError as error:
-            found.append((type(error), str(error)))
-        assert found and "no memory, as it was asked for" in found[0][1], found
-        assert found[0][0] is torch.OutOfMemoryError or call is operator.overload
+        kind, text = type_and_message(call, x, w)
+        assert "no memory, as it was asked for" in text and issubclass(kind, RuntimeError), (kind, text)
+        assert kind is torch.OutOfMemoryError or call is operator.overload
         torch_stub.fail(0)
         assert call(x, w).shape == x.shape
 
@@ -263,7 +232,7 @@ def check_failures(stub, torch_stub, cuda):
 def by_type():
     """How many objects there are of each type that garbage collection knows, and that are no garbage."""
     gc.collect()
-    return collections.Counter([type(each).__name__ for each in gc.get_objects()])
+    return collections.Counter([type(thing).__name__ for thing in gc.get_objects()])
 
 
 def check_nothing_is_left(stub, torch_stub, cuda):
@@ -271,7 +240,7 @@ def check_nothing_is_left(stub, torch_stub, cuda):
     operator = scale_on(cuda).as_torch_op("fx_check::kept", launch="n", out=SHARED)
     x, w = tensors()
     by_type()
-    for call in both_ways(operator).values():
+    for call in both_ways(operator):
         for _ in range(1000):  # what is made once is there
             call(x, w)
         before, references = allocated(stub), sys.getrefcount(x)
@@ -291,48 +260,42 @@ def check_nothing_is_left(stub, torch_stub, cuda):
 def check_empty_tensors(stub, torch_stub, cuda):
     """0 tasks are no launch; the outputs are there."""
     operator = scale_on(cuda).as_torch_op("fx_check::empty", launch="n", out=SHARED)
-    for call in both_ways(operator).values():
-        for _ in range(5):
-            y = call(*tensors(0))
-            assert y.shape == (0,) and y.device.type == "cuda" and not stub.launches
+    for call in both_ways(operator) * 5:
+        y = call(*tensors(0))
+        assert y.shape == (0,) and y.device.type == "cuda" and not stub.launches
 
 
 def check_one_operator_for_cpu_and_gpu(stub, torch_stub, cuda):
     """Calls go to the kernel for the tensors' place, natively; those with tensors in both are PyTorch's dispatcher's."""
     operator = scale_on(cuda).as_torch_op("fx_check::both", launch="n", cpu=scale_on_cpu)
     here, there = (torch.arange(5.0), torch.full((5,), 2.0)), tensors(5)
-    for _ in range(5):
-        for call in both_ways(operator).values():
+
+    def check(times):
+        for call in both_ways(operator) * times:
             assert call(*here).tolist() == [0, 2, 4, 6, 8] and call(*there).device == there[0].device
+
+    check(5)
     python = Python(operator)
     stub.clear()
-    for call in both_ways(operator).values():
-        assert call(*here).tolist() == [0, 2, 4, 6, 8] and call(*there).device == there[0].device
+    check(1)
     assert python.calls == 0 and len(stub.launches) == 2
-    found = [errors_of(call, here[0], there[0]) for call in both_ways(operator).values()]
-    assert found[0] is not None and found[1] is not None and found[0][1] == found[1][1], found
+    found = [error_of(call, here[0], there[0])[1] for call in both_ways(operator)]
+    assert found[0] == found[1], found
 
 
 def check_writes(stub, torch_stub, cuda):
     """An operator that writes to an argument, with a kernel for the CPU and one for GPUs: both count the write."""
 
-    @cuda.jit
-    def add_there(x, y):
-        i = cuda.grid(1)
-        if i < x.shape[0]:
-            y[i] += x[i]
-
-    @fast_args(cuda=add_there, launch="x[n] -> n", mutates="y")
+    @fast_args(cuda=elementwise(cuda, "add_there(x, y)", "y[i] += x[i]"), launch="x[n] -> n", mutates="y")
     def add(x: "torch.Tensor", y: "torch.Tensor"):
         y += x
 
     operator = add.as_torch_op("fx_check::add_to")
     for x, y in ((torch.ones(3), torch.zeros(3)), tensors(300)):
         wanted = y + 10 * x if y.device.type == "cpu" or ON_GPU else None
-        for call in both_ways(operator).values():
-            for _ in range(5):
-                version = y._version
-                assert call(x, y) is None and y._version == version + 1
+        for call in both_ways(operator) * 5:
+            version = y._version
+            assert call(x, y) is None and y._version == version + 1
         assert wanted is None or torch.allclose(y, wanted)
     assert y.device.type == "cuda" and len(stub.launches) == 10 and is_for_tasks(stub.launches[-1], 300)
     python, version = [], y._version
@@ -344,25 +307,19 @@ def check_writes(stub, torch_stub, cuda):
 def check_gradients(stub, torch_stub, cuda):
     """The kernels of a backward pass are launched by autograd's thread for the device, on the stream of the forward pass."""
 
-    @fast_args
-    @cuda.jit
-    def scale_backward(x, w, grad_y, grad_x, grad_w):
-        i = cuda.grid(1)
-        if i < x.shape[0]:
-            grad_x[i] = w[i] * grad_y[i]
-
     @fast_args(out="x[n], w[n], grad_y[n] -> grad_x[n], grad_w[n]")
     def backward_on_cpu(x, w, grad_y, grad_x, grad_w):
         for i in range(x.shape[0]):
             grad_x[i] = w[i] * grad_y[i]
             grad_w[i] = x[i] * grad_y[i]
 
+    scale_backward = fast_args(elementwise(cuda, "scale_backward(x, w, grad_y, grad_x, grad_w)", "grad_x[i] = w[i] * grad_y[i]"))
     backward = scale_backward.as_torch_op("fx_check::scale_backward", launch=("n", 32), cpu=backward_on_cpu)
     operator = scale_on(cuda).as_torch_op("fx_check::scale", launch=("n", 64), cpu=scale_on_cpu, backward=backward)
     last = torch_stub.devices[-1]
     with cuda.gpus[last.index]:
         stream = cuda.stream()
-    for call in both_ways(operator).values():
+    for call in both_ways(operator):
         for place, handle in ((last, int(stream.handle)), (torch_stub.devices[0], 0), (torch.device("cpu"), 0)):
             x, w = (torch.ones(7), torch.ones(7)) if place.type == "cpu" else tensors(7, place)
             x.requires_grad_()
@@ -376,7 +333,7 @@ def check_gradients(stub, torch_stub, cuda):
                 given = torch.ones(7) if place.type == "cpu" else tensors(7, place)[0]
                 grads = torch.autograd.grad(y, (x, w), given)
                 torch_stub.set_stream(last.index, handle)
-                assert [each.device for each in grads] == [x.device] * 2 and [each.shape for each in grads] == [x.shape] * 2
+                assert [grad.device for grad in grads] == [x.device] * 2 and [grad.shape for grad in grads] == [x.shape] * 2
                 if place.type == "cpu":
                     assert not stub.launches and grads[0].tolist() == [1.0] * 7
                     continue
@@ -401,8 +358,7 @@ def check_modes(stub, torch_stub, cuda):
 
     operator = scale_on(cuda).as_torch_op("fx_check::seen", launch="n", out=SHARED)
     x, w = tensors()
-    for _ in range(4):
-        operator(x, w)
+    warmed(operator, x, w)
     seen = []
 
     class Mode(TorchDispatchMode):
@@ -435,65 +391,47 @@ def check_outputs_that_are_given(stub, torch_stub, cuda):
         given = torch.empty_like(x)
         assert kernel(x, w, given) is given and kernel(x, w, y=None).shape == x.shape
         stub.clear()
-        found = errors_of(kernel, x, w, torch.empty(5, device="cuda"))
-        assert found is not None and found[0] is ValueError and "its shape is (5,), and must be (100,)" in found[1]
+        found = error_of(kernel, x, w, torch.empty(5, device="cuda"))
+        assert found[0] is ValueError and "its shape is (5,), and must be (100,)" in found[1]
         assert not stub.launches
 
 
 def check_pickles(stub, torch_stub, cuda):
     """An operator is pickled with its kernels and configuration, if these can be."""
-    kernel = fast_args(cuda.jit(triple))
+    kernel = fast_args(elementwise(cuda, "triple(x, y)", "y[i] = 3 * x[i]"))
     x, _ = tensors(300)
     for launch in ("n", (3, 32), ("(n + 31) // 32", 32)):
         operator = kernel.as_torch_op(f"fx_check::pickled_{len(str(launch))}", launch=launch, out="x[n] -> y[n]")
-        again = pickle.loads(pickle.dumps(operator))
+        again, copied = (pickle.loads(pickle.dumps(made)) for made in (operator, operator.kernel))
         assert again.overload is operator.overload and again(x).shape == x.shape
-        copied = pickle.loads(pickle.dumps(operator.kernel))
-        grids = []
-        for each in (operator.kernel, copied):
-            each(x)
-            grids.append(stub.launches[-1].grid)
         assert copied == operator.kernel or copied.cuda_kernel is not kernel
-        assert grids[0] == grids[1]
-
-
-def triple(x, y):
-    y[0] = 3 * x[0]
+        stub.clear()
+        for made in (operator.kernel, copied):
+            made(x)
+        first, second = stub.launches
+        assert first.grid == second.grid
 
 
 def check_threads(stub, torch_stub, cuda):
     """Threads that call one operator with tensors of other shapes: each launch has its own sizes."""
     operator = scale_on(cuda).as_torch_op("fx_check::threads", launch=("n", 32), out=SHARED)
-    found = []
 
     def act(count):
         x, w = tensors(count)
         for i in range(300):
-            call = operator if i % 2 else operator.overload
-            y = call(x, w)
-            if y.shape != x.shape or not is_product(y, x, w):
-                found.append(y.shape)
+            y = both_ways(operator)[i % 2](x, w)
+            assert y.shape == x.shape and is_product(y, x, w)
 
     act(1)
     stub.clear()
-    threads = [threading.Thread(target=act, args=(count,)) for count in (5, 50, 500)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    by_thread: dict = {}
-    for launch in stub.launches:
-        by_thread.setdefault(launch.thread, set()).add(launch.grid[0])
-    assert sorted(map(sorted, by_thread.values())) == [[5], [50], [500]] and len(stub.launches) == 900 and not found
+    in_threads(*[functools.partial(act, count) for count in (5, 50, 500)])
+    sizes = {(launch.thread, launch.grid[0]) for launch in stub.launches}
+    assert sorted(size for _, size in sizes) == [5, 50, 500] and len(dict(sizes)) == 3 and len(stub.launches) == 900
 
 
 def check_package_launches(stub, torch_stub, cuda):
     """Kernels that the package launches itself, and those that stop being launched natively."""
-
-    def debugged(x, w, y):
-        i = cuda.grid(1)
-        if i < x.shape[0]:
-            y[i] = x[i]
-
-    kernel = fast_args(cuda.jit(debug=True, opt=False)(debugged))
+    kernel = fast_args(elementwise(cuda, "debugged(x, w, y)", "y[i] = x[i]", debug=True, opt=False))
     operator = kernel.as_torch_op("fx_check::debugged", launch=("(n + 31) // 32", 32), out=SHARED)
     assert operator.kernel._launcher.why_not and not operator.kernel._is_native
     x, w = tensors()
@@ -503,13 +441,10 @@ def check_package_launches(stub, torch_stub, cuda):
     assert torch.equal(x, y) if ON_GPU else [launch.grid for launch in stub.launches] == [(4, 1, 1)] * 3
     operator = scale_on(cuda).as_torch_op("fx_check::retired", launch="n", out=SHARED)
     x, w = tensors()
-    for call in both_ways(operator).values():
-        for _ in range(4):
-            call(x, w)
+    warmed(operator, x, w)
     operator.kernel._launcher._retire()
-    for call in both_ways(operator).values():
-        found = errors_of(call, x, w)
-        assert found is not None and "reset" in found[1], found
+    for call in both_ways(operator):
+        assert "reset" in error_of(call, x, w)[1]
 
 
 def check_recompiled(stub, torch_stub, cuda):
@@ -517,9 +452,7 @@ def check_recompiled(stub, torch_stub, cuda):
     kernel = scale_on(cuda)
     operator = kernel.as_torch_op("fx_check::again", launch="n", out=SHARED)
     x, w = tensors()
-    for call in both_ways(operator).values():
-        for _ in range(4):
-            call(x, w)
+    for call in warmed(operator, x, w):
         kernel.recompile()
         stub.clear()
         for _ in range(4):
@@ -542,7 +475,7 @@ def check_random_shapes(stub, torch_stub, cuda):
     for m, n, k in rng.integers(1, 60, (200, 3)).tolist():
         base = torch.empty(n, 2 * m, device="cuda")
         x = base[:, ::2].t() if k % 2 else torch.empty(m, n, device="cuda")
-        for call in both_ways(operator).values():
+        for call in both_ways(operator):
             y = call(x, k)
             assert tuple(y.shape) == (m + 2 * k, n // 2) and y.is_contiguous()
             assert stub.launches[-1].grid == (-(-m // k), n, 1) and stub.launches[-1].block == (k, 1, 1)
@@ -550,25 +483,14 @@ def check_random_shapes(stub, torch_stub, cuda):
 
 def check_kernels_with_a_configuration(stub, torch_stub, cuda):
     """``fast_args(out=…, launch=…)``: a call returns the outputs, natively; autograd and operators take it."""
-
-    @fast_args(out="grad_y[n], w[n] -> grad_x[n]", launch="n")
-    @cuda.jit
-    def backward(grad_y, w, grad_x):
-        i = cuda.grid(1)
-        if i < grad_x.shape[0]:
-            grad_x[i] = grad_y[i] * w[i]
-
-    @fast_args(out=SHARED, launch="n", backward=backward)
-    @cuda.jit
-    def scale(x, w, y):
-        i = cuda.grid(1)
-        if i < x.shape[0]:
-            y[i] = w[i] * x[i]
-
+    backward = elementwise(cuda, "backward(grad_y, w, grad_x)", "grad_x[i] = grad_y[i] * w[i]")
+    backward = fast_args(backward, out="grad_y[n], w[n] -> grad_x[n]", launch="n")
+    dispatcher = elementwise(cuda, "scale(x, w, y)", "y[i] = w[i] * x[i]")
+    scale = fast_args(dispatcher, out=SHARED, launch="n", backward=backward)
     x, w = tensors()
     for _ in range(4):
         y = scale(x, w)
-        assert (y.shape, y.device, y.dtype) == (x.shape, x.device, x.dtype)
+        assert is_like(y, x)
     assert stub.launches[-1].grid == (1, 1, 1) and scale.counts().fast == 3
     given = torch.empty(100, device="cuda")
     assert scale(x, w, given) is given and scale(x, y=given, w=w) is given
@@ -590,47 +512,32 @@ def check_kernels_with_a_configuration(stub, torch_stub, cuda):
         compiled = torch.compile(lambda x, w: backward(x, w), backend="eager", fullgraph=True)
         assert compiled(x.detach(), w).shape == x.shape and len(stub.launches) == 1
 
-    @fast_args(launch="x[n] -> n", mutates="x")
-    @cuda.jit
-    def increase(x, by):
-        i = cuda.grid(1)
-        if i < x.shape[0]:
-            x[i] += by
-
+    increase = fast_args(elementwise(cuda, "increase(x, by)", "x[i] += by"), launch="x[n] -> n", mutates="x")
     assert increase(w, 1.0) is increase(w, by=2.0) is None
     assert increase[2, 32] is increase.cuda_kernel[2, 32] and increase.forall(4) is increase.cuda_kernel.forall(4)
+    configured = functools.partial(fast_args, dispatcher)
     for call, kind, text in (
         (lambda: scale(x.detach(), torch.empty(3, device="cuda")), ValueError, "dimension 0 of its shape (3,) is 3"),
         (lambda: backward(torch.ones(3), torch.ones(3)), BufferError, "argument 'grad_y' (position 0)"),
         (lambda: backward(cuda.device_array(3), cuda.device_array(3)), TypeError, "determines who allocates the output"),
-        (lambda: fast_args(out=SHARED)(scale.cuda_kernel.dispatcher), TypeError, "out=, mutates= and backward= need launch="),
+        (lambda: fast_args(out=SHARED)(dispatcher), TypeError, "out=, mutates= and backward= need launch="),
         (lambda: fast_args(lambda x: None, launch="n"), TypeError, "launch= is of a kernel for CUDA"),
-        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch="m", out=SHARED), ValueError, "'m' is no dimension of an input"),
-        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch=4), TypeError, "launch is (grid, block)"),
-        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch=(4.0, 32)), TypeError, "grid is an int"),
-        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch=(0, 32)), ValueError, "a grid of (0, 1, 1) blocks"),
-        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch=(1, 1025)), ValueError, "of (1025, 1, 1) threads"),
-        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch="n", out=5), TypeError, "out is a notation such as"),
-        (lambda: fast_args(scale.cuda_kernel.dispatcher, launch="n", out="x[n] - > y[n]"), ValueError, "it needs one '->'"),
+        (lambda: configured(launch="m", out=SHARED), ValueError, "'m' is no dimension of an input"),
+        (lambda: configured(launch=4), TypeError, "launch is (grid, block)"),
+        (lambda: configured(launch=(4.0, 32)), TypeError, "grid is an int"),
+        (lambda: configured(launch=(0, 32)), ValueError, "a grid of (0, 1, 1) blocks"),
+        (lambda: configured(launch=(1, 1025)), ValueError, "of (1025, 1, 1) threads"),
+        (lambda: configured(launch="n", out=5), TypeError, "out is a notation such as"),
+        (lambda: configured(launch="n", out="x[n] - > y[n]"), ValueError, "it needs one '->'"),
         *[(lambda: backward(torch.ones(100).pin_memory(), w), BufferError, "pass the output, too")] * ON_GPU,
     ):
-        try:
-            call()
-        except kind as error:
-            assert text in str(error), error
-        else:
-            raise AssertionError(f"not refused: {text}")
+        is_refused(call, kind, text)
 
 
 def check_backward_passes_by_place(stub, torch_stub, cuda):
     """Tensors on the CPU get the backward pass of the kernel in ``cpu=``, those on a GPU that of ``backward=``."""
-
-    @fast_args(out="grad_y[n], w[n] -> grad_x[n]", launch="n")
-    @cuda.jit
-    def on_gpu(grad_y, w, grad_x):
-        i = cuda.grid(1)
-        if i < grad_x.shape[0]:
-            grad_x[i] = grad_y[i] * w[i]
+    on_gpu = elementwise(cuda, "on_gpu(grad_y, w, grad_x)", "grad_x[i] = grad_y[i] * w[i]")
+    on_gpu = fast_args(on_gpu, out="grad_y[n], w[n] -> grad_x[n]", launch="n")
 
     @fast_args(out="grad_y[n], x[n], w[n] -> grad_x[n]")  # needs more than the other
     def on_cpu(grad_y, x, w, grad_x):
@@ -638,7 +545,7 @@ def check_backward_passes_by_place(stub, torch_stub, cuda):
 
     trained_on_cpu = fast_args(scale_on_cpu.py_func, out=SHARED, backward=on_cpu)
     operator = scale_on(cuda).as_torch_op("fx_check::by_place", launch="n", cpu=trained_on_cpu, backward=on_gpu)
-    for call in both_ways(operator).values():
+    for call in both_ways(operator):
         leaf, w = torch.ones(5, requires_grad=True), torch.arange(5.0)
         (grad,) = torch.autograd.grad(call(leaf, w).sum(), leaf)
         assert torch.equal(grad, w)
@@ -648,13 +555,9 @@ def check_backward_passes_by_place(stub, torch_stub, cuda):
         (grad,) = torch.autograd.grad(y, (x,), w)
         assert grad.device == x.device and len(stub.launches) == 1 and (not ON_GPU or torch.equal(grad, w * w))
     assert pickle.loads(pickle.dumps(operator))._options == operator._options
+    wrong = functools.partial(scale_on(cuda).as_torch_op, "fx_check::by_place_wrong", launch="n")
     for cpu, backward, text in ((trained_on_cpu, None, "those on a GPU"), (scale_on_cpu, on_gpu, "those on the CPU")):
-        try:
-            scale_on(cuda).as_torch_op("fx_check::by_place_wrong", launch="n", cpu=cpu, backward=backward)
-        except ValueError as error:
-            assert text in str(error), error
-        else:
-            raise AssertionError(f"not refused: {text}")
+        is_refused(functools.partial(wrong, cpu=cpu, backward=backward), ValueError, text)
 
 
 FOR_STUB = (check_failures,)
