@@ -34,17 +34,13 @@ def by_way(*chosen):
     ])  # fmt: skip
 
 
-def quiet():
-    """NumPy says nothing of overflow and NaN."""
-    return np.errstate(all="ignore")
+quiet = functools.partial(np.errstate, all="ignore")
+"""NumPy says nothing of overflow and NaN."""
 
 
 @functools.cache
 def kernel_of(parameters, loops, way="vectorised"):
-    """A kernel with a loop over the indices `i` of an array for each statement.
-
-    ``scalar``: each next index is read from memory, so that LLVM makes no vectors.
-    """
+    """A kernel with a loop over an array for each statement. ``scalar``: memory has the next index, so LLVM makes no vectors."""
     source, follow = f"def kernel({parameters}, follow):\n", np.arange(1, 1_000_001)
     for over, statement in loops:
         if way == "scalar":
@@ -220,9 +216,10 @@ COMPUTED = (
 compute = functools.partial(kernel_of, "x, y, z, add, sub, mul, truediv, fused, out", COMPUTED)
 
 
-def check_operators(form, way, seed, count=200_000):
+@by_way((BFLOAT16, "vectorised"), (BFLOAT16, "fastmath"), (FLOAT8, "vectorised"))
+def test_operators(form, way):
     """Of all pairs of 8 bits; of 16 bits, half are any numbers, half near each other, so that sums are rounded."""
-    random = np.random.default_rng(seed)
+    random, count = np.random.default_rng(6), 200_000
     if form.bits == 8:
         x, y = (each.ravel() for each in np.meshgrid(codes(form), codes(form)))
     else:
@@ -244,8 +241,7 @@ def check_operators(form, way, seed, count=200_000):
                 same(form, got, code_of(function(halves.tensor(form, x), halves.tensor(form, y))))
         elif function is not operator.truediv:  # of which a reciprocal may be taken
             keep = np.isfinite(a) & np.isfinite(b) & np.isfinite(single)
-            # Signs of zeros may differ.
-            got, want = (np.where(numbers(form)[code] == 0, 0, code) for code in (got, want))
+            got, want = (np.where(numbers(form)[code] == 0, 0, code) for code in (got, want))  # signs of zeros may differ
             same(form, got[keep], want[keep])
     with quiet():  # two operations of float32 and one rounding; with fastmath they may be one operation
         single = a * b + c
@@ -258,16 +254,9 @@ def check_operators(form, way, seed, count=200_000):
         assert np.array_equal(compared, sum(sign(a, b).astype(np.int64) << bit for bit, sign in enumerate(COMPARED)))
 
 
-@by_way((BFLOAT16, "vectorised"), (BFLOAT16, "fastmath"), (FLOAT8, "vectorised"))
-def test_operators(form, way):
-    check_operators(form, way, 6)
-
-
 # ---- functions -----------------------------------------------------------------------------------------------------
 OTHERS = abs, max, min, float, np.float32, operator.neg, operator.pos, operator.mod, operator.pow, operator.floordiv
-SOME = (
-    math.sqrt, math.floor, math.isnan, np.exp, np.sign, abs, operator.neg, float, math.atan2, max, np.fmod, operator.pow,
-)  # fmt: skip
+SOME = math.sqrt, math.floor, math.isnan, np.exp, np.sign, abs, operator.neg, float, math.atan2, max, np.fmod, operator.pow
 
 
 @functools.cache
@@ -356,8 +345,7 @@ def test_promotion_of_what_kernels_return():
 
     others = [np.ones(2, dtype) for dtype in ("i2", "i8", "c8")]
     found = fast_args(products)(array(BFLOAT16, [0x3FC0] * 2), *others)
-    types = [each.dtype for each in found]
-    assert types == ["f4", "f8", "c8", "f4", "f4", "f8", "f8"]  # Numba's float literals are float64
+    assert [each.dtype for each in found] == ["f4", "f8", "c8", "f4", "f4", "f8", "f8"]  # Numba's float literals are float64
     assert [each[0] for each in found] == [1.5, 1.5, 1.5, 2.25, 3.0, 3.0, 1.5]
 
 

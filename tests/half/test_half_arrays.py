@@ -120,10 +120,9 @@ def test_constants_containers_and_other_numbers():
 # ---- what a kernel can do with an array: as with float32 -------------------------------------------------------------
 def of_the_same_elements(x):
     return (
-        x[1:, ::2], x.T, x[0][x[0] > 0], x[1, ::-1].copy(), np.concatenate((x, x)), np.where(x > 3, x, x[::-1]),
-        x[1, np.array([2, 0])],
+        x[1:, ::2], x.T, x[0][x[0] > 0], x[1, ::-1].copy(), np.concatenate((x, x)), np.where(x > 3, x, x[::-1]), np.transpose(x),
         np.full_like(x, 2), np.ones(2, x.dtype), np.zeros(2, x.dtype), x.astype(np.float32).astype(x.dtype), x.ravel(),
-        x.reshape(3, 2).copy(), np.zeros_like(x), np.transpose(x), x.flatten(),
+        x.reshape(3, 2).copy(), np.zeros_like(x), x[1, np.array([2, 0])], x.flatten(),
     )  # fmt: skip
 
 
@@ -208,8 +207,7 @@ def of_no_dimension(x):
 
 
 FUNCTIONS = {
-    "changed": changed,
-    "of no dimension": of_no_dimension,
+    "changed": changed, "of no dimension": of_no_dimension,
     "with arrays": lambda x: (
         x[0] * x, x > x[0], np.maximum(x, np.float32(x[0])), x[0] + np.ones(4, np.complex64), np.where(x[0] > 0, x[1], 0),
         np.divmod(x, x + 5), np.isnan(x[:0].mean()), x.reshape(2, 2).sum(), x - x[1] + 2 * x),
@@ -248,13 +246,12 @@ def test_reductions(form):
             assert kernel(view) == (whole.sum(), np.float32(whole.mean()), whole.max(), whole.min())
         whole[count // 2] = math.nan
         assert all(map(math.isnan, kernel(array_of(form, *whole))))
-    assert kernel_of(sum_of)(array(form, [])) == 0.0
+    assert sum_of(array(form, [])) == 0.0
     with pytest.raises(ValueError, match="zero-size array"):
         kernel(array(form, []))
 
 
-def sum_of(x):
-    return x.sum()
+sum_of = fast_args(lambda x: x.sum())
 
 
 def sums(x):
@@ -263,10 +260,7 @@ def sums(x):
 
 @pytest.mark.slow
 def test_reductions_in_parallel():
-    """Numba's own, which it puts in place of what it knows by name, would overlook NaN.
-
-    They depend neither on parallel loops nor on the number of threads.
-    """
+    """They depend neither on parallel loops nor on the number of threads. Numba's own parallel ones would overlook NaN."""
     kernel, alone, largest = fast_args(sums, parallel=True), kernel_of(reductions), fast_args(lambda x: x.max(), parallel=True)
     for count in (1, 63, 16384, 50_001):
         x = tensor_of(BFLOAT16, *np.random.default_rng(11).normal(size=count))
@@ -403,16 +397,13 @@ def test_scalars_in_calls_by_numbas_dispatcher():
 
 def test_without_compiling_arrays_are_numpys():
     """Not those that Numba's dispatcher gets."""
-    fork_python(
-        """
+    fork_python("""
         import numpy as np
         from fastexchange import bfloat16, fast_args
         x = np.ones(3, np.float16)
         same_one, *others = fast_args(lambda x: (x, x + 1, x[1:], np.empty(2, bfloat16)))(x)
         assert same_one is x and {type(each) for each in others} == {np.ndarray}
-        """,
-        NUMBA_DISABLE_JIT="1",
-    )
+    """, NUMBA_DISABLE_JIT="1")  # fmt: skip
 
 
 F16 = types.float16  # Numba's own, which is the package's in a signature

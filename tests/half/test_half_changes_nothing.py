@@ -13,10 +13,6 @@ from numba.core.typing.templates import builtin_registry
 
 
 # ---- what Numba consists of ------------------------------------------------------------------------------------------
-def is_kept(value):
-    return inspect.isfunction(value) or isinstance(value, types.Type)
-
-
 def parts():
     """By path, the functions, classes, templates and tables of Numba that are loaded, with what each is made of."""
     found = {("context", side): type(getattr(cpu_target, side)) for side in ("typing_context", "target_context")}
@@ -27,7 +23,8 @@ def parts():
         for attribute, value in [*vars(module).items()]:
             is_part = callable(value) or isinstance(value, (frozenset, types.Type))
             if isinstance(value, dict) and not attribute.startswith("__"):
-                found.update({(name, attribute, repr(key)): each for key, each in value.items() if is_kept(each)})
+                kept = {key: each for key, each in value.items() if inspect.isfunction(each) or isinstance(each, types.Type)}
+                found.update({(name, attribute, repr(key)): each for key, each in kept.items()})
             elif is_part or inspect.ismodule(value):
                 found[name, attribute] = value
             if isinstance(value, type) and value.__module__.partition(".")[0] == "numba":
@@ -50,9 +47,8 @@ def codes(found):
 def changed(before):
     """The paths of what `before`, parts and their code objects, had and Numba has no longer."""
     now = parts()
-    return [
-        path for was, is_now in zip(before, (now, codes(now)), strict=True) for path in was if is_now.get(path) is not was[path]
-    ]  # fmt: skip
+    both = zip(before, (now, codes(now)), strict=True)
+    return [path for was, is_now in both for path in was if is_now.get(path) is not was[path]]
 
 
 # ---- what plain programs do ------------------------------------------------------------------------------------------
