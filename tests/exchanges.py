@@ -18,8 +18,11 @@ import numpy as np
 import pytest
 from frameworks import StridedMemoryView, paddle, torch, tvm_ffi
 from interoperability import LAYOUTS as MATRIX_LAYOUTS
-from interoperability import PRODUCERS, Wrapper, jax, ml_dtypes, pyarrow
-from made_producers import TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name
+from interoperability import PRODUCERS, Wrapper, jax, ml_dtypes, of_kind, pyarrow
+
+from made_producers import (  # isort: skip
+    DLPACK_CODES, ML_DTYPES, TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name, object_at,
+)
 from oracle import ONE_REFERENCE
 
 from fastexchange import convert, exchange_api, from_dlpack, to_dlpack
@@ -70,7 +73,7 @@ def imported(managed) -> np.ndarray:
     """The array that is made of a managed tensor, which it then owns."""
     out = ffi.new("intptr_t *")
     assert IMPORT(address_of(managed), address_of(out)) == 0
-    made = ctypes.cast(out[0], ctypes.py_object).value
+    made = object_at(out[0])
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))
     assert sys.getrefcount(made) == ONE_REFERENCE and type(made) is np.ndarray
     return made
@@ -103,7 +106,7 @@ def counted(strides, array) -> list[int]:
 def field_of(dtype) -> tuple[int, int]:
     """DLPack's code and bits of one of NumPy's plain dtypes, or of those of ml_dtypes."""
     dtype = np.dtype(dtype)
-    return NARROW.get(dtype.name) or ({"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}[dtype.kind], 8 * dtype.itemsize)
+    return NARROW.get(dtype.name) or (DLPACK_CODES[dtype.kind], 8 * dtype.itemsize)
 
 
 def check_describes(tensor, array: np.ndarray, field=None) -> None:
@@ -123,12 +126,9 @@ def managed_in(capsule):
     return ffi.cast(kind, _pointer(capsule, name))
 
 
-_USED = ctypes.c_char_p(b"used_dltensor_versioned")
-
-
-def taken_from(capsule):
+def taken_from(capsule, used=ctypes.c_char_p(b"used_dltensor_versioned")):  # noqa: B008  (a capsule keeps a pointer to its name)
     managed = managed_in(capsule)
-    ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), _USED)
+    ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), used)
     return managed
 
 
@@ -157,8 +157,6 @@ WRAPPERS = [Wrapper, ByCachedProperty, BySlot]
 
 
 def _mapped(array):
-    if array.ndim != 1 or array.dtype != np.uint8 or not array.size:
-        raise LookupError("a plain vector of bytes")
     made = mmap.mmap(-1, array.size)
     made[:] = array.tobytes()
     return made
@@ -170,7 +168,7 @@ SOURCES = {
     "max_version ignored": Ignorant,
     "subclass of ndarray": lambda array: array.view(Sub),
     "PickleBuffer": pickle.PickleBuffer,
-    "mmap": _mapped,
+    "mmap": of_kind("bytes", _mapped),
     "wrapper of a table's": lambda array: BySlot(Tabled(array)),
     "wrapper of __dlpack__": lambda array: ByCachedProperty(Dunder(array)),
     "wrapper of legacy __dlpack__": lambda array: Wrapper(Legacy(array)),
@@ -208,10 +206,8 @@ LAYOUTS = {
     "empty, strides off the grid": lambda a: np.ndarray((5, 0), a.dtype, a, strides=(2 * a.itemsize + 1, a.itemsize)),
     "one element, strides off the grid": lambda a: np.ndarray((1, 1), a.dtype, a, strides=(3 * a.itemsize + 1, 1)),
 }
-NARROW = {"bfloat16": (4, 16), **{f"float8_{name}": (code, 8) for code, name in enumerate(
-    ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"), 7)}}  # fmt: skip
-NARROW = {name: field for name, field in NARROW.items() if hasattr(ml_dtypes, name)}
-"""Dtypes of ml_dtypes: DLPack's code and bits."""
+NARROW = {name: field for name, field in ML_DTYPES.items() if name != "complex32" and hasattr(ml_dtypes, name)}
+"""Floats of ml_dtypes: DLPack's code and bits."""
 
 
 def aligned(dtype="f4") -> np.ndarray:
@@ -286,8 +282,7 @@ def exporter(tensor):
     return Given(functools.partial(to_dlpack, tensor))
 
 
-def versioned(tensor, **options):
-    return to_dlpack(tensor, max_version=(1, 0), **options)
+versioned = functools.partial(to_dlpack, max_version=(1, 0))
 
 
 def by_its_table(x):
@@ -349,10 +344,9 @@ TABLE_PRELUDE = """
     import ctypes, gc, sys, threading
     import numpy as np
     from fastexchange import exchange_api, fast_args, from_dlpack, polyfill, to_dlpack, unpolyfill
-    from made_producers import TABLE_CAPSULE, Ledger, address_of, capsule, exchange_table, export_versioned, ffi, fill
+    from made_producers import TABLE_CAPSULE, address_of as at, capsule, exchange_table, ffi
 
     get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
     table = ffi.cast("DLPackExchangeAPI *", get(exchange_api(np.ndarray), TABLE_CAPSULE))
-    at = lambda pointer: int(ffi.cast("intptr_t", pointer))
     call = lambda function, *words: ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(words))(at(function))(*words)
 """

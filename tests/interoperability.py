@@ -63,7 +63,7 @@ TAKEN: dict[str, Callable[[np.ndarray], bool]] = {
 }
 
 
-def _of(taken: str, make: Callable[[np.ndarray], Any]):
+def of_kind(taken: str, make: Callable[[np.ndarray], Any]):
     def made(array: np.ndarray):
         if not TAKEN[taken](array):
             raise LookupError("it has no such tensors")
@@ -102,22 +102,22 @@ def memory_view(array: np.ndarray):
 
 ALL_PRODUCERS: dict[str, tuple[Any, Callable[[np.ndarray], Any]]] = {
     "`numpy.ndarray`": (np, lambda array: array),
-    "`torch.Tensor`": (torch, _of("writable", torch and torch.from_numpy)),
-    "`paddle.Tensor`": (paddle, _of("paddle's", lambda array: paddle.from_dlpack(array))),
+    "`torch.Tensor`": (torch, of_kind("writable", torch and torch.from_numpy)),
+    "`paddle.Tensor`": (paddle, of_kind("paddle's", lambda array: paddle.from_dlpack(array))),
     "`cuda.core`'s `StridedMemoryView`": (StridedMemoryView, memory_view),
     "`tvm_ffi.Tensor`": (tvm_ffi, lambda array: tvm_ffi.from_dlpack(array)),
     "`jax.Array`": (jax, _jax),
-    "`pyarrow.Array`": (pyarrow, _of("a vector", lambda array: pyarrow.array(array))),
+    "`pyarrow.Array`": (pyarrow, of_kind("a vector", lambda array: pyarrow.array(array))),
     "`memoryview`": (np, memoryview),
-    "`array.array`": (np, _of("a vector", lambda array: array_module.array(array.dtype.char, array.tolist()))),
-    "`bytearray`": (np, _of("bytes", lambda array: bytearray(array.tobytes()))),
-    "`bytes`": (np, _of("bytes", lambda array: array.tobytes())),
-    "`ctypes` array": (np, _of("of ctypes", np.ctypeslib.as_ctypes)),
-    "exchange table": (np, _of("plain and writable", Tabled)),
-    "exchange table, older attribute": (np, _of("plain and writable", Older)),
+    "`array.array`": (np, of_kind("a vector", lambda array: array_module.array(array.dtype.char, array.tolist()))),
+    "`bytearray`": (np, of_kind("bytes", lambda array: bytearray(array.tobytes()))),
+    "`bytes`": (np, of_kind("bytes", lambda array: array.tobytes())),
+    "`ctypes` array": (np, of_kind("of ctypes", np.ctypeslib.as_ctypes)),
+    "exchange table": (np, of_kind("plain and writable", Tabled)),
+    "exchange table, older attribute": (np, of_kind("plain and writable", Older)),
     "wrapper of an `ndarray`": (np, Wrapper),
-    "only `__dlpack__`": (np, _of("plain", Dunder)),
-    "only legacy `__dlpack__`": (np, _of("plain", Legacy)),
+    "only `__dlpack__`": (np, of_kind("plain", Dunder)),
+    "only legacy `__dlpack__`": (np, of_kind("plain", Legacy)),
 }
 """Sources of tensors: the module, None if it is not installed, and what makes one over an array's memory, or raises."""
 PRODUCERS = if_installed(ALL_PRODUCERS)

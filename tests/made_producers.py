@@ -15,6 +15,9 @@ incref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonap
 
 DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 """By NumPy's kind of a dtype."""
+_float8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+ML_DTYPES = {"bfloat16": (4, 16), "complex32": (5, 32), **{f"float8_{name}": (code, 8) for code, name in enumerate(_float8, 7)}}
+"""DLPack's code and bits of the dtypes of ml_dtypes that are exchanged."""
 _names: dict[bytes, ctypes.c_char_p] = {}  # a capsule keeps a pointer to its name
 
 
