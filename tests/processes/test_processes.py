@@ -1,8 +1,4 @@
-"""Kernels in forked and spawned children, and at interpreter exit.
-
-Everything runs in child interpreters: a fork of the test process would take its threads' locks along, and a crash, or a
-word on stderr at exit, is then a result like any other.
-"""
+"""Kernels in forked and spawned children, and at interpreter exit; all in child interpreters, whose crash is a result, too."""
 
 import concurrent.futures
 import gc
@@ -26,6 +22,7 @@ from frameworks import torch
 from interpreter import run_python
 from made_producers import Dunder, Legacy, Tabled
 from numba.core.compiler_lock import global_compiler_lock
+from oracle import type_and_message
 from worker_kernels import Unexchangeable, call, part, refuses, scaled, total, unlocked_total
 
 from fastexchange import convert, fast_args, from_dlpack, polyfill, register_dlpack_dtype, to_dlpack
@@ -39,8 +36,8 @@ def check_everything():
     array = np.arange(4.0)
     tensors = [array, Dunder(array), Legacy(array), Tabled(array)]
     if torch is not None:
-        tensors.append(torch.arange(4.0, dtype=torch.float64))
-        assert convert(array, torch.Tensor).tolist() == array.tolist()
+        tensors.append(convert(array, torch.Tensor))
+        assert type(tensors[-1]) is torch.Tensor and tensors[-1].tolist() == array.tolist()
     for tensor in tensors:
         assert [total(tensor) for _ in range(4)] == [unlocked_total(tensor)] * 4 == [6.0] * 4
         assert from_dlpack(part(tensor)).tolist() == [1.0, 2.0, 3.0] and from_dlpack(tensor).tolist() == array.tolist()
@@ -49,9 +46,8 @@ def check_everything():
             tensor.ledger.check(tensor.ledger.made)
     assert total(np.ones((2, 3), np.int16)) == 6.0
     assert scaled(2.0, array).tolist() == [1.0, 3.0, 5.0, 7.0] == scaled(x=array, factor=2.0).tolist()
-    for bad, error in [(-np.ones(1), ValueError), (Dunder(array, device_type=2), BufferError), (object(), TypeError)]:
-        with pytest.raises(error):
-            refuses(bad)
+    bad = -np.ones(1), Dunder(array, device_type=2), object()
+    assert [type_and_message(refuses, each)[0] for each in bad] == [ValueError, BufferError, TypeError]
     assert fast_args(lambda x: x.size)(array) == 4
 
 
@@ -91,16 +87,14 @@ def fork_in_the_middle():
 def fork_with_live_exports():
     tensor = Dunder(np.arange(4.0))
     kept = [part(tensor), from_dlpack(tensor), to_dlpack(tensor, max_version=(1, 3))]
-    assert tensor.ledger.out == 3
 
     def drop():
-        assert kept[0].tolist() == [1.0, 2.0, 3.0]
+        assert tensor.ledger.out == 3 and kept[0].tolist() == [1.0, 2.0, 3.0]
         kept.clear()
         gc.collect()
         tensor.ledger.check(tensor.ledger.made)
 
     assert in_fork(drop) == 0
-    assert tensor.ledger.out == 3 and kept[0].tolist() == [1.0, 2.0, 3.0]
     drop()
 
 
@@ -132,31 +126,36 @@ def fork_while_others(work, times: int) -> None:
     assert not any(codes), f"fork {len(codes)}: exit code {codes[-1]} (-14: stuck for ever)"
 
 
+numbers = itertools.count(1)
+
+
 def learn():
     assert total(type("Met", (Tabled,), {})(np.arange(4.0))) == 6.0
 
 
 def compile_a_kernel():
     """One that only this call has: in the middle of it Numba's compiler lock is held, and now and then one of ours."""
-    factor = next(_factors)
+    factor = next(numbers)
     assert fast_args(lambda x: x[0] * factor)(np.ones(3)) == factor
 
 
-_factors = itertools.count(1)
-registered = np.dtype({"names": ["odd"], "formats": ["u1"], "itemsize": 4})
+def dtype_with(name: str) -> np.dtype:
+    return np.dtype({"names": [name], "formats": ["u1"], "itemsize": 4})
+
+
+registered = dtype_with("odd")
 
 
 def change_tables():
-    dtype = np.dtype({"names": [f"f{next(_factors)}"], "formats": ["u1"], "itemsize": 4})
-    assert from_dlpack(np.zeros(2, dtype)[dtype.names[0]]).size == 2
+    name = f"f{next(numbers)}"
+    assert from_dlpack(np.zeros(2, dtype_with(name))[name]).size == 2
     register_dlpack_dtype((200, 32), registered)
     polyfill(np.ndarray)
     learn()
 
 
 def begin():
-    for _ in range(100):
-        assert fast_args(lambda x: x)._outputs is None
+    assert [fast_args(lambda x: x)._outputs for _ in range(100)] == [None] * 100
 
 
 WHILE = {"learn": 12, "begin": 10, "compile_a_kernel": 4, "change_tables": 8}
@@ -176,24 +175,16 @@ def fork_where_locks_are_held():
 def fork_that_the_holder_of_a_lock_waits_for():
     """It does not wait for ever, and gets the lock in the child, where nobody holds it."""
     once.FORK_WAITS = 0.1
-    lock, forked, held, free = once.forkable_lock(), threading.Event(), threading.Event(), once.forkable_lock()
-
-    def hold():
-        with lock:
-            held.set()
-            forked.wait(SECONDS)
+    lock, free = once.forkable_lock(), once.forkable_lock()
 
     def in_the_child():
         assert lock.acquire(blocking=False) and free.acquire(blocking=False)
         check_everything()
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(SECONDS)
-    assert in_fork(in_the_child) == 0
-    assert not lock.acquire(blocking=False)  # the parent's holder still has it
-    forked.set()
-    thread.join()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lock.acquire).result() and in_fork(in_the_child) == 0
+        assert not lock.acquire(blocking=False)  # the parent's holder still has it
+        pool.submit(lock.release).result()
     assert lock.acquire(blocking=False)
 
 
@@ -208,26 +199,17 @@ def fork_while_another_imports():
             forking.wait(SECONDS)
             time.sleep(0.3)
 
-    def in_the_child():
-        signal.alarm(15)
-        importlib.import_module(name)
-
     assert name not in sys.modules
     sys.meta_path.insert(0, types.SimpleNamespace(find_spec=find_spec))
     os.register_at_fork(before=forking.set)  # hooks run in reverse order: before the package's
     thread = threading.Thread(target=importlib.import_module, args=(name,))
     thread.start()
-    assert begun.wait(SECONDS) and in_fork(in_the_child) == 0
+    assert begun.wait(SECONDS) and in_fork(lambda: importlib.import_module(name) and 0) == 0
     thread.join()
 
 
-FORKS = {
-    **{scene.__name__: f"{scene.__name__}()" for scene in (
-        fork_warm, fork_cold, fork_in_the_middle, fork_with_live_exports, fork_while_another_imports, fork_where_locks_are_held,
-        fork_that_the_holder_of_a_lock_waits_for,
-    )},
-    **{f"fork while others {work}": f"fork_while_others({work}, {times})" for work, times in WHILE.items()},
-}  # fmt: skip
+FORKS = {name: f"{name}()" for name in list(globals()) if name.startswith("fork_") and name != "fork_while_others"}
+FORKS |= {f"fork while others {work}": f"fork_while_others({work}, {times})" for work, times in WHILE.items()}
 
 
 @pytest.fixture(scope="module")
@@ -250,10 +232,8 @@ def pools(method: str):
     context = multiprocessing.get_context(method)
     if method == "fork":
         check_everything()  # the children are forks of a process that has made calls
-    tensors = [np.full(3, float(i)) for i in range(6)]
-    if torch is not None and method == "fork":
-        tensors += [torch.full((3,), float(i)) for i in range(6)]
-    held = (1, 2)
+    fulls = [np.full, torch.full] if torch is not None and method == "fork" else [np.full]
+    tensors, held = [full((3,), float(i)) for full in fulls for i in range(6)], (1, 2)
     closure = fast_args(lambda x: x.sum() + len(held))
     with concurrent.futures.ProcessPoolExecutor(2 if method == "fork" else 1, mp_context=context) as pool:
         assert list(pool.map(total, tensors)) == [3.0 * (i % 6) for i in range(len(tensors))]
@@ -261,8 +241,8 @@ def pools(method: str):
             for got, is_native, worker in pool.map(call, [kernel] * 3, [np.ones(3)] * 3):
                 assert (got if isinstance(want, float) else got.tolist()) == want
                 assert is_native and worker != os.getpid()
-        for argument, words in ((-np.ones(2), "('negative', -1.0)"), (Unexchangeable(), "'x' (position 0)")):
-            assert words in str(pool.submit(refuses, argument).exception())
+        said = [str(pool.submit(refuses, argument).exception()) for argument in (-np.ones(2), Unexchangeable())]
+        assert "('negative', -1.0)" in said[0] and "'x' (position 0)" in said[1]
     assert pickle.loads(pickle.dumps(total)) is total
 
 
@@ -310,9 +290,7 @@ def kept_of_all_kinds():
 def in_thread(work, times, daemon=False):
     threading.Thread(target=lambda: [work() for _ in range(times)], daemon=daemon).start()
 
-class Does(Dunder):
-    def __dlpack__(self, *, max_version=None):
-        act()
+Does = type("Does", (Dunder,), {"__dlpack__": lambda self, *, max_version=None: act()})
 """
 
 EXITS = {
@@ -375,9 +353,8 @@ CODES = {"SystemExit in a producer": 7, "leaving at once from a kernel's call": 
 @pytest.fixture(scope="module")
 def exits():
     """How the programs of :data:`EXITS` ended. What they share has been compiled, and used once."""
-    warm = "for tensor in tensors():\n    total(tensor), long_total(tensor)\ndel tensor\nkept_of_all_kinds()\n"
-    scenes = {name: textwrap.dedent(code) for name, code in EXITS.items()}
-    return run_forked(PRELUDE + warm, scenes)
+    warm = "[(total(tensor), long_total(tensor)) for tensor in tensors()]\nkept_of_all_kinds()\n"
+    return run_forked(PRELUDE + warm, {name: textwrap.dedent(code) for name, code in EXITS.items()})
 
 
 @pytest.mark.slow
