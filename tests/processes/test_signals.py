@@ -1,6 +1,6 @@
-"""Signals: Ctrl-C while a kernel runs, is bound, is compiled, at each line of a call; and handlers that call kernels.
+"""Ctrl-C while a kernel runs, is bound, is compiled, at each line of a call; handlers that call kernels.
 
-Ctrl-C while a producer exports is the subject of ``tests/exchange/test_ownership.py``.
+``tests/exchange/test_ownership.py`` has Ctrl-C while a producer exports.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import threading
 import numba
 import numpy as np
 import pytest
+from counting import forget_notes
 from frameworks import torch
 from line_events import at_each_instruction, at_each_line
 from made_producers import Dunder, Ledger, Legacy, Tabled, _strays, tabled_type
@@ -30,15 +31,12 @@ pytestmark = [
 ]
 
 Exported = tabled_type("Exported", dltensor_from_py_object_no_sync=None)
-KINDS = (Dunder, Legacy, Tabled, Exported)
-
-
-compiled = functools.cache(lambda function, **options: numba.njit(**options)(function))
-"""The dispatcher of a function, compiled once for all tests."""
 # Tabled's table is of cffi callbacks, which swallow an exception that a signal's handler raises in them.
 IN_KERNELS = [np.asarray, Dunder, Legacy, Exported, *([torch.from_numpy] if torch is not None else [])]
 libc_raise = types.ExternalFunction("raise", types.int32(types.int32))
 SIGINT = int(signal.SIGINT)
+compiled = functools.cache(lambda function, **options: numba.njit(**options)(function))
+"""The dispatcher of a function, compiled once for all tests."""
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +50,11 @@ def _default_handler():
     signal.signal(signal.SIGINT, before)
 
 
-def end_of(function, *arguments, **keywords):
+def end_of(function, *arguments):
     """The type of what a call raises, nothing of which is kept; None if it returns."""
     try:
         try:
-            function(*arguments, **keywords)
+            function(*arguments)
         finally:
             for _ in range(2):  # a pending signal's handler runs at the latest here
                 pass
@@ -73,6 +71,12 @@ def handled(number: int, handler):
         yield
     finally:
         signal.signal(number, before)
+
+
+def check_given_back(tensor) -> None:
+    gc.collect()
+    if hasattr(tensor, "ledger"):
+        tensor.ledger.check(tensor.ledger.made)
 
 
 # ---- while a kernel runs ---------------------------------------------------------------------------------------------
@@ -114,11 +118,8 @@ def test_ctrl_c_in_a_kernel(function, options):
                 done[:] = 0
                 assert end_of(kernel, done, tensor) is KeyboardInterrupt, (kind, calls_before)
                 assert done.tolist() == left
-            if hasattr(tensor, "capsules"):
-                tensor.capsules.clear()
-        gc.collect()
-        if hasattr(tensor, "ledger"):
-            tensor.ledger.check(tensor.ledger.made)
+            forget_notes(tensor)
+        check_given_back(tensor)
         with ignored():
             for _ in range(3):
                 assert end_of(kernel, done, tensor) is (None if function is signals_itself else ValueError)
@@ -144,20 +145,14 @@ def test_ctrl_c_while_another_threads_kernel_runs():
         assert signals_and_waits(flags, tensor) == 1.0
     flags[0] = 0
     ended = threading.Event()  # after an interrupted join() Python 3.11 takes the thread for ended
-
-    def work():
-        results.append(signals_and_waits(flags, tensor))
-        ended.set()
-
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=lambda: (results.append(signals_and_waits(flags, tensor)), ended.set()))
     with pytest.raises(KeyboardInterrupt):
         thread.start()
         ended.wait()
     assert not results
     flags[0] = 1
-    assert ended.wait(60)
-    assert results == [1.0]
-    tensor.ledger.check(tensor.ledger.made)
+    assert ended.wait(60) and results == [1.0]
+    check_given_back(tensor)
 
 
 # ---- while a call is learnt ------------------------------------------------------------------------------------------
@@ -183,8 +178,10 @@ def a_refused_call(base):
     return refused, problem, kernel, tensor
 
 
-SCENES = {f"{scene.__name__} of {base.__name__}": functools.partial(scene, base)
-          for scene in (a_first_call, a_refused_call) for base in (Dunder, Tabled)}  # fmt: skip
+SCENES = {
+    f"{scene.__name__} of {base.__name__}": functools.partial(scene, base)
+    for scene in (a_first_call, a_refused_call) for base in (Dunder, Tabled)
+}  # fmt: skip
 STEPS = {"a_first_call of Tabled": 2}
 """Of scenes whose lines are mostly those of another one: which share of them is met."""
 
@@ -221,11 +218,7 @@ def warm(scenes: tuple) -> None:
 
 def interrupt_at_each(places) -> None:
     """Ctrl-C between any two instructions; afterwards the scene has no problem, whatever was half done."""
-    wrong = []
-
-    def act():
-        raise KeyboardInterrupt
-
+    wrong, act = [], functools.partial(signal.default_int_handler, SIGINT, None)
     for place, work_with, (_, problem, *_others) in places:
         end = end_of(work_with, act)
         if end not in (KeyboardInterrupt, None):
@@ -288,6 +281,9 @@ class Launch:
     def rebind(self):
         self.launch.rebind(a=10.0, x=self.tensors[1], y=self.arrays[1])
 
+    def scene(self, name: str) -> tuple:
+        return getattr(self, name), self.problem
+
     def wrong(self) -> str:
         """What is wrong with the launch; nothing if it is as before, or as it was to become, and is called natively."""
         a, x, y = self.launch.arguments
@@ -313,16 +309,6 @@ class Launch:
         return wrong or ("" if counts == self.counts else f"references leak: {counts}, not {self.counts}")
 
 
-def binding():
-    scene = Launch()
-    return scene.bind, scene.problem
-
-
-def rebinding():
-    scene = Launch()
-    return scene.rebind, scene.problem
-
-
 @fast_args(out="x[n] -> y[n]")
 def doubled(x, y):
     y[:] = 2 * x
@@ -341,24 +327,24 @@ def a_launch_with_outputs():
     return (lambda: launch.rebind(x=arrays[1], y=None)), problem
 
 
-BOUND = {scene.__name__: scene for scene in (binding, rebinding, a_launch_with_outputs)}
+BOUND = {"binding": lambda: Launch().scene("bind"), "rebinding": lambda: Launch().scene("rebind"),
+         "rebinding with outputs": a_launch_with_outputs}  # fmt: skip
+AT_EACH = {"line": at_each_line, "instruction": functools.partial(at_each_instruction, "calls/bound_launch.py")}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "at_each", [at_each_line, functools.partial(at_each_instruction, "calls/bound_launch.py")], ids=["line", "instruction"]
-)
+@pytest.mark.parametrize("what", AT_EACH)
 @pytest.mark.parametrize("scene", BOUND)
-def test_ctrl_c_while_a_launch_is_bound(scene, at_each):
+def test_ctrl_c_while_a_launch_is_bound(scene, what):
     """The launch has the old arguments or the new ones, all of them; it is called natively; what it held is given back."""
-    if scene == "binding" and at_each is not at_each_line and sys.version_info >= (3, 13):
+    if (scene, what) == ("binding", "instruction") and sys.version_info >= (3, 13):
         pytest.skip("CPython 3.13 traces hardly any instruction of a constructor")
     warm(tuple(BOUND.values()))
-    interrupt_at_each(at_each(BOUND[scene]))
+    interrupt_at_each(AT_EACH[what](BOUND[scene]))
 
 
 # ---- while Numba compiles --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", [np.asarray, *KINDS], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [np.asarray, Dunder, Legacy, Tabled, Exported], ids=lambda kind: kind.__name__)
 def test_ctrl_c_while_a_kernel_is_typed(kind):
     at_typing: list = []
 
@@ -381,9 +367,7 @@ def test_ctrl_c_while_a_kernel_is_typed(kind):
     other.join(60)
     assert results == [6.0] and [kernel(tensor) for _ in range(4)] == [6.0] * 4
     assert [kernel(tensor, 2), kernel(tensor, 2), kernel(tensor)] == [12.0, 12.0, 6.0]
-    if hasattr(tensor, "ledger"):
-        gc.collect()
-        tensor.ledger.check(tensor.ledger.made)
+    check_given_back(tensor)
 
 
 class Interrupts(event.Listener):
@@ -415,5 +399,4 @@ def test_ctrl_c_while_a_kernel_is_compiled():
 
     _, count = passes(0), passes(0)  # once, Numba compiles its own functions, too
     assert count > 20 and [passes(at) for at in range(1, count, 4)]
-    gc.collect()
-    tensor.ledger.check(tensor.ledger.made)
+    check_given_back(tensor)
