@@ -16,28 +16,13 @@ from frameworks import (  # isort: skip
 )
 from interoperability import memory_view
 from oracle import references_kept, type_and_message
+from other_ways import Protocol
 
 from fastexchange import convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
 from fastexchange.arguments import paddle as paddle_producer
 from fastexchange.arguments.discovery import discover
 from fastexchange.ground import dtype_registry
 from fastexchange.ground.dlpack import VERSION
-
-
-class Protocol:
-    """A tensor of which only ``__dlpack__`` and ``__dlpack_device__`` are to be seen, and what it has been asked for."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-        self.asked: list[dict] = []
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
-
-    def __dlpack__(self, **options):
-        self.asked.append(options)
-        return self.tensor.__dlpack__(**options)
-
 
 # ---- NumPy's -------------------------------------------------------------------------------------------------------
 SUITE = Path(np.__file__).parent / "_core" / "tests" / "test_dlpack.py"
@@ -48,23 +33,19 @@ def _our_export(x, **options):
 
 
 PLACES = {
-    "Consumer": (lambda x, **options: from_dlpack(Protocol(x), **options),
-                 lambda x, **options: x.__dlpack__(**options)),
+    "Consumer": (lambda x, **options: from_dlpack(Protocol(x), **options), lambda x, **options: x.__dlpack__(**options)),
     "Producer": (lambda x, **options: np.from_dlpack(exporter(x), **options), _our_export),
     "Both": (from_dlpack, _our_export),
 }
 """What this package stands for: ``from_dlpack`` and ``__dlpack__`` of NumPy's tests."""
 
 DIFFERENCES = {
-    ("Producer", "test_dunder_dlpack_stream"): "to_dlpack() has no stream: memory of the CPU needs none",
-    ("Both", "test_dunder_dlpack_stream"): "to_dlpack() has no stream: memory of the CPU needs none",
-    ("Consumer", "test_buffererror_bad_dtype"): "it takes a dtype out of NumPy's registry; ours still has it",
-    ("Both", "test_buffererror_bad_dtype"): "it takes a dtype out of NumPy's registry; ours still has it",
+    "test_dunder_dlpack_stream": ("Producer", "to_dlpack() has no stream: memory of the CPU needs none"),
+    "test_buffererror_bad_dtype": ("Consumer", "it takes a dtype out of NumPy's registry; ours still has it"),
 }
-"""NumPy's tests that fail with this package in that place, and why. One that passes fails the run."""
+"""NumPy's tests that fail with this package in that place, and in both, and why. One that passes fails the run."""
 if type_and_message(np.arange(1).__dlpack__, dl_device=(10, 0))[0] is ValueError:
-    for _place in ("Producer", "Both"):
-        DIFFERENCES[_place, "test_device"] = "a device that there is not is a BufferError; older NumPys raised ValueError"
+    DIFFERENCES["test_device"] = "Producer", "a device that there is not is a BufferError; older NumPys raised ValueError"
 
 
 class _Changes(ast.NodeTransformer):
@@ -108,8 +89,8 @@ def numpys_tests(consume, export) -> dict[str, type]:
 if SUITE.exists():
     for _place, (_consume, _export) in PLACES.items():
         for _name, _tests in numpys_tests(_consume, _export).items():
-            for (_where, _test), _reason in DIFFERENCES.items():
-                if _where == _place and hasattr(_tests, _test):
+            for _test, (_where, _reason) in DIFFERENCES.items():
+                if _place in (_where, "Both") and hasattr(_tests, _test):
                     setattr(_tests, _test, pytest.mark.xfail(reason=_reason, strict=True)(getattr(_tests, _test)))
             globals()[f"{_name}{_place}"] = pytest.mark.usefixtures("own_registry")(_tests)
 
@@ -215,11 +196,8 @@ def test_a_class_of_tensors_that_tvm_ffi_was_told_to_make():
 
 # ---- PaddlePaddle's, and cuda.core's, here of the CPU's memory ---------------------------------------------------------
 needs_paddle = pytest.mark.skipif(paddle is None, reason="PaddlePaddle is not installed")
-MAKERS = {}
-if paddle is not None:
-    MAKERS[paddle.Tensor] = paddle.to_tensor  # which copies
-if StridedMemoryView is not None:
-    MAKERS[StridedMemoryView] = memory_view
+MAKERS = {paddle and paddle.Tensor: paddle and paddle.to_tensor, StridedMemoryView: memory_view}  # the former copies
+MAKERS.pop(None, None)
 
 
 @fast_args

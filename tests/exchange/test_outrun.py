@@ -8,6 +8,7 @@ does; it never reads the memory of the one with the meaning of the other.
 import functools
 import gc
 import itertools
+import weakref
 
 import numba
 import numpy as np
@@ -20,6 +21,7 @@ from numba import types
 from numba.extending import overload
 from oracle import new_kernel
 from other_ways import run_changed
+from ways import mode_of
 
 from fastexchange import fast_args
 
@@ -62,24 +64,16 @@ def negated():
     return victim
 
 
+def complex_twos():
+    return twos(torch.complex64)
+
+
 def become(convert):
-    def action(victim):
-        victim.data = convert(victim.detach())
-
-    return action
-
-
-def clone_lazily(victim):
-    if not torch._C._is_cow_tensor(victim) and not victim.is_shared():
-        torch._lazy_clone(victim)
+    return lambda victim: setattr(victim, "data", convert(victim.detach()))
 
 
 def give_other_memory(victim, size=4):
     victim.set_(torch.full((size,), 9.0, dtype=victim.dtype))
-
-
-def complex_twos():
-    return twos(torch.complex64)
 
 
 ACTIONS = {
@@ -95,17 +89,20 @@ ACTIONS = {
     "gets integers": (twos, become(lambda x: torch.full((4,), 9, dtype=torch.int64))),
     "is freed": (twos, lambda victim: victim.untyped_storage().resize_(0)),
     "is shared with other processes": (lambda: torch.full((4,), 2.0), lambda victim: victim.share_memory_()),
-    "is cloned lazily": (lambda: torch.full((4,), 2.0), clone_lazily),
-}
+    "is cloned lazily": (lambda: torch.full((4,), 2.0), lambda victim: (
+        torch._C._is_cow_tensor(victim) or victim.is_shared() or torch._lazy_clone(victim))),
+}  # fmt: skip
 """What makes the victim, and what happens to it."""
 KINDS = {action: complex_twos for action, (make, _) in ACTIONS.items() if make is complex_twos}
 
 
+def make_dual(x):
+    return x.mul_(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
+
+
 def made_dual():
     with forward_ad.dual_level():
-        one = torch.ones(3)
-        one.mul_(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
-        return one
+        return make_dual(torch.ones(3))
 
 
 PLACES = {
@@ -122,20 +119,15 @@ PLACES = {
 QUICK = [place for place in PLACES if place != "beside seventy"]  # which takes long to compile
 
 
-def total_of(x):
-    raise NotImplementedError
-
-
-@overload(total_of)
-def _total_of(x):
-    if isinstance(x, (types.BaseTuple, types.List)):
-        return lambda x: total_of(x[0])
-    return lambda x: x.sum()
-
-
-@numba.njit
 def total(x):
-    return total_of(x)
+    """In a kernel: of a tensor, or of the first in a tuple or list."""
+
+
+@overload(total)
+def _total(x):
+    if isinstance(x, (types.BaseTuple, types.List)):
+        return lambda x: total(x[0])
+    return lambda x: x.sum()
 
 
 def read(a, b, c):
@@ -210,7 +202,7 @@ def test_modes_that_another_argument_begins(nogil):
         def enter(victim=victim, level=level):
             if forward_ad._current_level < 0:
                 level.__enter__()
-                victim.mul_(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
+                make_dual(victim)
 
         with torch.no_grad(), scene(place):
             for _ in range(4):
@@ -224,14 +216,11 @@ def test_modes_that_another_argument_begins(nogil):
             level.__exit__(None, None, None)
 
 
-class Finalizer:
-    """In a reference cycle: a garbage collection calls it."""
+class Cycle:
+    """A garbage collection finds it."""
 
-    def __init__(self, action):
-        self.action, self.cycle = action, self
-
-    def __del__(self):
-        self.action()
+    def __init__(self):
+        self.itself = self
 
 
 def check_collections(action, nogil, beside) -> None:
@@ -243,7 +232,7 @@ def check_collections(action, nogil, beside) -> None:
         victim = torch.full((4,), 2.0)
         gc.collect()
         gc.disable()
-        Finalizer(lambda victim=victim: ACTIONS[action][1](victim))
+        weakref.finalize(Cycle(), ACTIONS[action][1], victim)
         gc.set_threshold(gc.get_count()[0] + allocations)
         gc.enable()
         try:
@@ -300,25 +289,18 @@ def test_without_an_exchange_table():
 
 
 # ---- conversions, arrays ---------------------------------------------------------------------------------------------
-class Changing(TorchFunctionMode):
-    def __init__(self, action, number):
-        super().__init__()
-        self.action, self.number = action, number
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.number -= 1
-        if self.number == 0:
-            self.action()
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("way", CALLS)
 @pytest.mark.parametrize("action", ["becomes lazily negated", "requires grad", "gets other memory, and less"])
 def test_conversions_in_a_mode_that_changes_the_tensor(way, action):
     for number in range(1, 40):
-        victim = torch.full((4,), 2.0)
+        victim, calls = torch.full((4,), 2.0), itertools.count(1)
         memory = victim.untyped_storage()  # an export does not keep it when the tensor is given other memory
-        with Changing(lambda victim=victim: ACTIONS[action][1](victim), number):
+
+        def change(*_, victim=victim, calls=calls, number=number):
+            if next(calls) == number:
+                ACTIONS[action][1](victim)
+
+        with mode_of(TorchFunctionMode, change):
             try:
                 got = CALLS[way](victim)
             except REFUSED:
