@@ -9,6 +9,14 @@ import textwrap
 import cuda_stub
 from forked import Stage
 
+PACKAGES = {"numba.cuda": "numba_cuda", "numba_cuda_mlir.cuda": "numba_cuda_mlir"}
+"""What users import, and the package that has it."""
+
+
+def is_installed(module: str) -> bool:
+    return importlib.util.find_spec(PACKAGES[module]) is not None
+
+
 _LOAD = """
 import importlib, warnings
 import cuda_stub
@@ -18,19 +26,6 @@ warnings.simplefilter("ignore")
 for module in {modules!r}:
     importlib.import_module(module)
 """
-
-
-@functools.cache
-def _stage() -> Stage:
-    """None of the modules has asked for the driver by then: it could not be used in a fork."""
-    modules = *filter(is_installed, PACKAGES), "fastexchange", "cuda_producers", "pytest"
-    with tempfile.TemporaryDirectory() as directory:
-        cuda_stub.build(directory)
-        stage = Stage(_LOAD.format(directory=directory, modules=modules, more=""))
-    atexit.register(stage.close)
-    return stage
-
-
 _LOAD_TORCH = """
 stub.set_devices(3)
 try:
@@ -39,57 +34,25 @@ try:
 except cuda_stub.StubRefused as error:
     why_not = str(error)
 """
+_LOAD_CUPY = "import cupy_stub\ncupy_stub.load(stub, 1)"
 
 
 @functools.cache
-def _torch_stage() -> Stage:
-    """The same, where PyTorch has tensors on the stub's devices: see ``cuda_stub.load_torch``."""
+def _stage(more: str = "", without: str = "") -> Stage:
+    """None of what is imported has asked for the driver by then: it could not be used in a fork. `more` is done before."""
+    packages = [module for module in filter(is_installed, PACKAGES) if PACKAGES[module] != without]
+    modules = *packages, "fastexchange", *([] if more is _LOAD_TORCH else ["cuda_producers", "pytest"])
     with tempfile.TemporaryDirectory() as directory:
         cuda_stub.build(directory)
-        more = _LOAD_TORCH.format(directory=directory)
-        stage = Stage(_LOAD.format(directory=directory, modules=(*filter(is_installed, PACKAGES), "fastexchange"), more=more))
+        stage = Stage(_LOAD.format(directory=directory, modules=modules, more=more.format(directory=directory)))
     atexit.register(stage.close)
     return stage
 
 
-def why_no_torch() -> str:
-    """Why PyTorch has no tensors on the stub's devices; "" if it has."""
-    return _torch_stage().run("print(why_not, end='')", exits=False).stdout
-
-
-def run_operator_check(name: str, package) -> None:
-    """Call a function of ``operator_checks`` in a process of its own."""
-    code = f"import operator_checks, {package.__name__} as cuda\ncuda.current_context()\n"
-    code += f"operator_checks.{name}(stub, torch_stub, cuda)"
-    ended = _torch_stage().run(code, exits=False)
-    assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
-
-
-@functools.cache
-def _cupy_stage() -> Stage:
-    """The same, where CuPy has arrays on the stub. It is still to be imported: without numba-cuda-mlir, which imports it."""
-    with tempfile.TemporaryDirectory() as directory:
-        cuda_stub.build(directory)
-        more = "import cupy_stub\ncupy_stub.load(stub, 1)"
-        stage = Stage(_LOAD.format(directory=directory, modules=("numba.cuda", "fastexchange", "pytest"), more=more))
-    atexit.register(stage.close)
-    return stage
-
-
-def run_with_cupy(code: str, **environment: str) -> str:
-    """Run `code` as :func:`run_package` does, with numba-cuda, and with CuPy; return what it prints."""
-    begin = "from numba import cuda\nfrom fastexchange import fast_args\ncuda.current_context()\nimport cupy\n"
-    ended = _cupy_stage().run(begin + code, exits=False, **environment)
+def _run(stage: Stage, begin: str, code: str, exits: bool = False, **environment: str) -> str:
+    ended = stage.run(f"{begin}\n{textwrap.dedent(code)}", exits=exits, **environment)
     assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
     return ended.stdout
-
-
-PACKAGES = {"numba.cuda": "numba_cuda", "numba_cuda_mlir.cuda": "numba_cuda_mlir"}
-"""What users import, and the package that has it."""
-
-
-def is_installed(module: str) -> bool:
-    return importlib.util.find_spec(PACKAGES[module]) is not None
 
 
 def run_package(code: str, package, exits: bool = False, **environment: str) -> str:
@@ -98,7 +61,21 @@ def run_package(code: str, package, exits: bool = False, **environment: str) -> 
     A process that fails raises `AssertionError` with its output. Only where it `exits` is anything torn down at its end.
     """
     begin = f"import {package.__name__} as cuda\nimport numpy as np\nfrom cuda_tensors import DeviceTensor, OtherTensor\n"
-    begin += "from fastexchange import CudaError, fast_args\n"
-    ended = _stage().run(begin + textwrap.dedent(code), exits=exits, **environment)
-    assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
-    return ended.stdout
+    return _run(_stage(), f"{begin}from fastexchange import CudaError, fast_args", code, exits, **environment)
+
+
+def run_with_cupy(code: str, **environment: str) -> str:
+    """The same, with numba-cuda, where CuPy has arrays on the stub: imported then, so numba-cuda-mlir, which does it, is not."""
+    begin = "from numba import cuda\nfrom fastexchange import fast_args\ncuda.current_context()\nimport cupy"
+    return _run(_stage(_LOAD_CUPY, without="numba_cuda_mlir"), begin, code, **environment)
+
+
+def why_no_torch() -> str:
+    """Why PyTorch has no tensors on the stub's devices, see ``cuda_stub.load_torch``; "" if it has."""
+    return _stage(_LOAD_TORCH).run("print(why_not, end='')", exits=False).stdout
+
+
+def run_operator_check(name: str, package) -> None:
+    """Call a function of ``operator_checks`` in a process of its own, where PyTorch has tensors on the stub's devices."""
+    begin = f"import operator_checks, {package.__name__} as cuda\ncuda.current_context()"
+    _run(_stage(_LOAD_TORCH), begin, f"operator_checks.{name}(stub, torch_stub, cuda)")
