@@ -140,28 +140,23 @@ class Tenfold(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-class Dispatches(torch.Tensor):
-    """Whose value is the negative of its memory, for every operator."""
+def _dispatching(name: str, value: Callable[[Any], Any]) -> type:
+    """A subclass whose value is, for every operator, what `value` makes of a tensor."""
 
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        plain = [-arg.as_subclass(torch.Tensor) if isinstance(arg, cls) else arg for arg in args]
-        return function(*plain, **(kwargs or {}))
+    def dispatch(cls, function, types, args=(), kwargs=None):
+        return function(*[value(arg) if isinstance(arg, cls) else arg for arg in args], **(kwargs or {}))
+
+    return type(name, (torch.Tensor,), {"__torch_dispatch__": classmethod(dispatch)})
 
 
-class Wrapper(torch.Tensor):
-    """Whose value is in another tensor."""
+Negative = _dispatching("Negative", lambda tensor: -tensor.as_subclass(torch.Tensor))
+Wrapper = _dispatching("Wrapper", lambda tensor: tensor.inner)
 
-    @staticmethod
-    def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
-    def __init__(self, inner):
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        return function(*[arg.inner if isinstance(arg, cls) else arg for arg in args], **(kwargs or {}))
+def _wrapped():
+    wrapper = torch.Tensor._make_wrapper_subclass(Wrapper, (4,), dtype=torch.float32)
+    wrapper.inner = _x()
+    return wrapper
 
 
 def _dtensor():
@@ -176,9 +171,8 @@ def _dtensor():
 
 
 OF_SUBCLASSES = {
-    "subclass with `__torch_dispatch__`": lambda: torch.Tensor._make_subclass(Dispatches, _x()),
-    "wrapper subclass": lambda: Wrapper(_x()), "`MaskedTensor`": lambda: torch.masked.masked_tensor(_x(), _x() > 1),
-    "`DTensor`": _dtensor,
+    "subclass with `__torch_dispatch__`": lambda: torch.Tensor._make_subclass(Negative, _x()), "wrapper subclass": _wrapped,
+    "`MaskedTensor`": lambda: torch.masked.masked_tensor(_x(), _x() > 1), "`DTensor`": _dtensor,
 }  # fmt: skip
 TRANSFORMED = {
     "inside `torch.vmap`": lambda look: torch.vmap(lambda x: (look(x), x)[1])(torch.arange(8.0).reshape(2, 4)),

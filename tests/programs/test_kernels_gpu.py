@@ -15,11 +15,6 @@ NAMES = ["axpy", "softmax", "rms_norm", "heat", "histogram"]
 PACKAGES = [name for name in ("numba.cuda", "numba_cuda_mlir.cuda") if importlib.util.find_spec(name.split(".")[0])]
 
 
-def made(package):
-    cuda = importlib.import_module(package)
-    return (importlib.import_module(f"kernels.gpu.{name}").make(cuda) for name in NAMES)
-
-
 @pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda, which simulates, is not installed")
 @pytest.mark.parametrize("name", NAMES)
@@ -47,7 +42,8 @@ def launch(package, directory):
         def of(*shape, number=number):
             return DeviceTensor(shape, number)
 
-        axpy, softmax, rms_norm, heat, histogram = made(package)
+        cuda = importlib.import_module(package)
+        axpy, softmax, rms_norm, heat, histogram = (importlib.import_module(f"kernels.gpu.{name}").make(cuda) for name in NAMES)
         assert launched(axpy, 2.0, of(513), of(513), of(513)) == [((2, 1, 1), (256, 1, 1), 0)]
         assert launched(axpy, 2.0, of(0), of(0), of(0)) == []
         assert refused(axpy, 2.0, of(7), of(8), of(7)).startswith("x, y: ")

@@ -1,5 +1,6 @@
 """Kernels that declare their gradients, in PyTorch and in JAX: what they compute and their gradients, however a call is made."""
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -128,10 +129,7 @@ BACKENDS = {"PyTorch": None, "JAX": "jit"}
 @pytest.fixture(autouse=True)
 def wide():
     """Let JAX have 64 bits."""
-    if jax is None:
-        yield
-        return
-    with jax_with_64_bits():
+    with jax_with_64_bits() if jax is not None else contextlib.nullcontext():
         yield
 
 

@@ -1,7 +1,4 @@
-"""The kernels with bfloat16 and float16: against PyTorch in float32, rounded once, and against its own operators for these types.
-
-Errors are in units in the last place of the type.
-"""
+"""The kernels with bfloat16 and float16: against PyTorch in float32, rounded once, and its own operators for these types."""
 
 import itertools
 import math
@@ -50,10 +47,7 @@ def units(numbers, dtype):
 
 
 def check(got, exact, at_most=0.51, scale=0.0):
-    """`got` is `exact`, computed in a wider type, but for `at_most` units in the last place of its type.
-
-    `scale`: the size of a number that was rounded to a wider type on the way.
-    """
+    """`got` is `exact` but for `at_most` units in its last place. `scale`: of numbers that were rounded to a wider type before."""
     assert got.shape == exact.shape
     exact = exact.double()
     wide, limit = got.double(), at_most * units(exact, got.dtype) + scale * 2.0**-22
