@@ -3,6 +3,7 @@
 With real arrays of CuPy, which is no dependency of the tests: ``.ci/nightly`` installs it.
 """
 
+import functools
 import gc
 import re
 import sys
@@ -10,9 +11,9 @@ import sys
 import cupy_stub
 import numpy as np
 import pytest
-from cuda_checks import in_threads, new_stream
+from cuda_checks import in_threads, is_refused, new_stream, traced
 from cuda_tensors import DeviceTensor
-from launches import launch_cached
+from launches import elementwise, launch_cached
 from stub_processes import is_installed, run_with_cupy
 
 from fastexchange import explain, fast_args
@@ -42,11 +43,7 @@ def runtime(stub):
 @pytest.fixture
 def on_interface(cupy):
     """From an array to one over the same memory that is read by its interface."""
-
-    class ByInterface(cupy.ndarray):
-        pass
-
-    return lambda array: array.view(ByInterface)
+    return lambda array: array.view(type("ByInterface", (cupy.ndarray,), {}))
 
 
 VIEWS = {
@@ -67,10 +64,9 @@ def make(cupy, view: str, dtype="f4"):
 def check_like_interface(record, kernel, array, other) -> None:
     """A cached launch of an array passes, and where, what one of `other` does, the same array with only its interface."""
     launch_cached(kernel[1, 32], array)
-    ours = record.launches[-1]
     for _ in range(2):
         kernel[1, 32](other)
-    theirs = record.launches[-1]
+    ours, theirs = record.launches[-3], record.launches[-1]
     assert (ours.packed, ours.device, ours.stream, ours.context) == (theirs.packed, theirs.device, theirs.stream, theirs.context)
 
 
@@ -102,11 +98,16 @@ def test_records_are_refused_as_without_native_code(record, cupy, kernels, on_in
 
 def test_new_arrays_each_time_and_in_tuples(record, cupy, kernels):
     launcher = kernels[2][1, 32]
+
+    def arrays():
+        return cupy.empty((3,), "f4"), cupy.empty((3, 2), "i4")
+
     for _ in range(3):
-        launch_cached(launcher, cupy.empty((3,), "f4"), (2, (cupy.empty((3, 2), "i4"), 1.5)))
+        x, y = arrays()
+        launch_cached(launcher, x, (2, (y, 1.5)))
     before = kernels[2].counts()
     for _ in range(9):
-        x, y = cupy.empty((3,), "f4"), cupy.empty((3, 2), "i4")
+        x, y = arrays()
         launcher(x, (2, (y, 1.5)))
         packed = record.launches[-1].packed
         assert all(each.data.ptr.to_bytes(8, sys.byteorder) in packed for each in (x, y))
@@ -121,7 +122,7 @@ def test_a_changed_shape_is_seen(record, cupy, kernels):
     assert "array(float32, 2d, C)" in str(kernels[1][1, 32].explain(array))
 
 
-def test_nothing_is_kept(record, cupy, kernels):
+def test_nothing_is_kept_and_garbage_is_collected_as_before(record, cupy, kernels):
     array = cupy.empty((3, 4), "f4").T
     launch_cached(kernels[1][1, 32], array)
     gc.collect()
@@ -130,11 +131,6 @@ def test_nothing_is_kept(record, cupy, kernels):
     for _ in range(100):
         kernels[1][1, 32](array)
     assert [sys.getrefcount(each) for each in owned] == before
-
-
-def test_garbage_is_collected_as_before(record, cupy, kernels):
-    array = cupy.empty((3,), "f4")
-    launch_cached(kernels[1][1, 32], array)
     for switch in (gc.disable, gc.enable):
         switch()
         kernels[1][1, 32](array)
@@ -142,15 +138,11 @@ def test_garbage_is_collected_as_before(record, cupy, kernels):
 
 
 def test_explain_names_the_path(record, cupy, kernels, on_interface):
+    """To kernels for the CPU they are as before."""
     array = cupy.empty((3,), "f4")
     kernels[2][1, 32](array, on_interface(array))
     said = kernels[2][1, 32].explain(array, on_interface(array))
     assert [each.path for _, each, _ in said.arguments] == ["cupy", "cuda-interface"] and not said.notes
-
-
-def test_to_kernels_for_the_cpu_they_are_as_before(record, cupy, kernels):
-    array = cupy.empty((3,), "f4")
-    kernels[1][1, 32](array)
     assert explain(array).path == "dunder"
 
 
@@ -158,44 +150,41 @@ def test_to_kernels_for_the_cpu_they_are_as_before(record, cupy, kernels):
 def test_kernels_for_the_cpu_refuse_them(cupy, kernels):
     array = cupy.empty((3,), "f4")
     kernels[1][1, 32](array)
-    with pytest.raises(BufferError, match=r"'x' \(position 0\).*kDLCUDA"):
-        fast_args(lambda x: None)(array)
+    is_refused(lambda: fast_args(lambda x: None)(array), BufferError, "'x' (position 0)", "kDLCUDA")
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
-class _Handle:
-    def __init__(self, handle):
-        self._handle = handle
-
-    def __cuda_stream__(self):
-        return 0, self._handle
 
 
 def external(cupy):
     """A new stream of CuPy's, made by the driver."""
     handle = new_stream()
-    before_14 = not hasattr(cupy.cuda.Stream, "from_external")
-    return cupy.cuda.ExternalStream(handle, 0) if before_14 else cupy.cuda.Stream.from_external(_Handle(handle))
+    if not hasattr(cupy.cuda.Stream, "from_external"):  # before CuPy 14
+        return cupy.cuda.ExternalStream(handle, 0)
+    return cupy.cuda.Stream.from_external(type("Handle", (), {"__cuda_stream__": lambda self: (0, handle)})())
 
 
 def test_the_current_stream_of_the_thread(record, cupy, kernels):
     """In each launch, also of other threads, which have streams of their own, and by a bound launch."""
-    array, outer, inner = cupy.empty((3,), "f4"), external(cupy), external(cupy)
-    launcher, seen = kernels[1][1, 32], []
+    array, outer, inner, legacy = cupy.empty((3,), "f4"), external(cupy), external(cupy), 1
+    launcher = kernels[1][1, 32]
     bound = launcher.bind(array)
 
     def check(expected) -> None:
         launch_cached(launcher, array)
         bound()
-        seen.append(({each.stream for each in record.launches[-2:]}, {expected}))
+        assert {each.stream for each in record.launches[-2:]} == {expected}
 
-    legacy = 1
+    def is_legacy() -> None:
+        launcher(array)
+        assert record.launches[-1].stream == legacy
+
     check(legacy)
     with outer:
         check(outer.ptr)
         with inner:
             check(inner.ptr)
-            in_threads(lambda: (launcher(array), seen.append(({record.launches[-1].stream}, {legacy}))))
+            in_threads(is_legacy)
             check(inner.ptr)
         check(outer.ptr)
     inner.use()
@@ -204,7 +193,6 @@ def test_the_current_stream_of_the_thread(record, cupy, kernels):
     finally:
         cupy.cuda.Stream.null.use()
     check(legacy)
-    assert all(found == expected for found, expected in seen), seen
 
 
 def test_a_stream_that_is_given_waits_for_the_current_one(stub, cupy, kernels):
@@ -253,10 +241,13 @@ def test_default_streams_of_threads(stub, is_of_thread):
 
 
 # ---- devices and memory ----------------------------------------------------------------------------------------------
-def over(cupy, address: int, device: int, shape=(3,)):
-    """An array over memory that CuPy does not own."""
-    memory = cupy.cuda.UnownedMemory(address, 4096, None, device)
-    return cupy.ndarray(shape, "f4", cupy.cuda.MemoryPointer(memory, 0))
+def unowned(cupy, address: int, device: int = 0, size: int = 4096):
+    """Memory that CuPy does not own."""
+    return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, None, device), 0)
+
+
+def over(cupy, address: int, device: int = 0):
+    return cupy.ndarray((3,), "f4", unowned(cupy, address, device))
 
 
 def test_an_array_of_another_device(stub, cupy, runtime, kernels, on_interface):
@@ -266,15 +257,14 @@ def test_an_array_of_another_device(stub, cupy, runtime, kernels, on_interface):
     for each in (array, over(cupy, stub.allocate(64, 2), 2), over(cupy, stub.allocate(64, 2), 0)):
         check_like_interface(stub, kernels[1], each, on_interface(each))
         assert stub.launches[-1].device == 2
-        with pytest.raises(BufferError, match=r"'y' \(position 1\).*kDLCUDA:2.*kDLCUDA:0"):
-            kernels[2][1, 32](cupy.empty((3,), "f4"), each)
+        beside = functools.partial(kernels[2][1, 32], cupy.empty((3,), "f4"), each)
+        is_refused(beside, BufferError, "'y' (position 1)", "kDLCUDA:2, but an earlier argument is on kDLCUDA:0")
 
 
 def test_managed_and_pinned_memory_is_read_from_any_device(stub, cupy, kernels, package, on_interface):
-    managed, pinned = package.managed_array(4, np.float32), package.pinned_array(4, np.float32)
     there = DeviceTensor((4,), device=2)
-    for memory in (managed, pinned):
-        array = over(cupy, memory.ctypes.data, 0)
+    for memory in (package.managed_array(4, np.float32), package.pinned_array(4, np.float32)):
+        array = over(cupy, memory.ctypes.data)
         check_like_interface(stub, kernels[1], array, on_interface(array))
         for arguments in ((there, array), (array, there)):
             launch_cached(kernels[2][1, 32], *arguments)
@@ -283,8 +273,7 @@ def test_managed_and_pinned_memory_is_read_from_any_device(stub, cupy, kernels, 
 
 def test_pools_of_other_memory(stub, cupy, kernels):
     """Memory of a pool is where the memory is of which it is a part: here managed, which CuPy says is on device 0."""
-    pool = cupy.cuda.MemoryPool(lambda size: cupy.cuda.MemoryPointer(
-        cupy.cuda.UnownedMemory(int(driver().call("cuMemAllocManaged", size, 1)), size, None, 0), 0))  # fmt: skip
+    pool = cupy.cuda.MemoryPool(lambda size: unowned(cupy, int(driver().call("cuMemAllocManaged", size, 1)), size=size))
     with driver().on(0):
         array = cupy.ndarray((3,), "f4", pool.malloc(512))
     assert type(array.data.mem) is cupy.cuda.memory.PooledMemory
@@ -293,39 +282,35 @@ def test_pools_of_other_memory(stub, cupy, kernels):
 
 
 def test_only_what_is_not_cupys_is_asked_of_the_driver(stub, cupy, kernels):
-    ours, others = cupy.empty((3,), "f4"), over(cupy, stub.allocate(64), 0)
+    ours, others = cupy.empty((3,), "f4"), over(cupy, stub.allocate(64))
     for array in (ours, others):
         launch_cached(kernels[1][1, 32], array)
-        stub.clear()
-        stub.set_trace(True)
-        kernels[1][1, 32](array)
-        stub.set_trace(False)
+        with traced(stub) as calls:
+            kernels[1][1, 32](array)
         is_known = array is ours and fields().pooled_type != 0  # before CuPy 14 a pool's memory does not say of what it is a part
-        assert ("cuPointerGetAttribute" in stub.trace) is not is_known
+        assert ("cuPointerGetAttribute" in calls) is not is_known
 
 
 def test_memory_that_is_not_cudas_is_refused(stub, cupy, kernels):
     launch_cached(kernels[1][1, 32], cupy.empty((3,), "f4"))
     stub.clear()
-    array = over(cupy, np.zeros(9).ctypes.data, 0)
-    with pytest.raises(BufferError, match=r"'x' \(position 0\).*is not in CUDA's memory"):
-        kernels[1][1, 32](array)
+    array = over(cupy, np.zeros(9).ctypes.data)
+    is_refused(lambda: kernels[1][1, 32](array), BufferError, "'x' (position 0)", "is not in CUDA's memory")
     assert not stub.launches
 
 
 def test_what_is_not_usual_is_as_by_the_interface(stub, cupy, kernels, on_interface):
     """Elements that are not aligned, strides that are no multiple of the size, bytes in the other order."""
-    memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(stub.allocate(256), 256, None, 0), 0)
+    memory = unowned(cupy, stub.allocate(256), size=256)
     for array in (
         cupy.ndarray((3,), "f4", memory + 2), cupy.ndarray((3,), "f4", memory, strides=(6,)),
         cupy.ndarray((2, 1), "f8", memory, strides=(12, 8)),
     ):  # fmt: skip
-        said = []
-        for each in (array, on_interface(array)):
-            with pytest.raises(BufferError) as caught:
-                kernels[1][1, 32](each)
-            said.append(re.sub(r" a \S+(ndarray|ByInterface)", "", str(caught.value)))
-        assert said[0] == said[1] and "'x' (position 0)" in said[0]
+        ours, theirs = (
+            re.sub(r" a \S+(ndarray|ByInterface)", "", is_refused(functools.partial(kernels[1][1, 32], each), BufferError))
+            for each in (array, on_interface(array))
+        )
+        assert ours == theirs and "'x' (position 0)" in ours
     assert not stub.launches
 
 
@@ -340,15 +325,12 @@ said = kernel[1, 32].explain(array)
 print(len(stub.launches), said.arguments[0][1].path, *said.notes, kernel.counts().fast, end="")
 """
 _NOT_READ = "CuPy's arrays are not read in memory"
+_NO_FUNCTION = (f"cuda-interface {_NOT_READ}: cupy_backends.cuda.stream has no C function get_current_stream_ptr "
+                "of the signature 'intptr_t (void)'")  # fmt: skip
 CHANGES = {  # what is not as expected; the path, what `explain` says
-    "no function for the stream": (
-        'streams.__pyx_capi__.pop("get_current_stream_ptr")',
-        f"cuda-interface {_NOT_READ}: cupy_backends.cuda.stream has no C function get_current_stream_ptr of the signature "
-        "'intptr_t (void)'"),
+    "no function for the stream": ('streams.__pyx_capi__.pop("get_current_stream_ptr")', _NO_FUNCTION),
     "a function of another signature": (
-        'streams.__pyx_capi__["get_current_stream_ptr"] = streams.__pyx_capi__["set_current_stream_ptr"]',
-        f"cuda-interface {_NOT_READ}: cupy_backends.cuda.stream has no C function get_current_stream_ptr of the signature "
-        "'intptr_t (void)'"),
+        'streams.__pyx_capi__["get_current_stream_ptr"] = streams.__pyx_capi__["set_current_stream_ptr"]', _NO_FUNCTION),
     "an address that is nowhere": (
         "memory.MemoryPointer = type('Other', (memory.MemoryPointer,), {'ptr': property(lambda self: 5)})",
         f"cuda-interface {_NOT_READ}: its interface has another data"),
@@ -369,17 +351,13 @@ def test_a_layout_that_is_not_as_expected(stub, name):
 def scaled(package):
     """``out = 2 x + 1`` for arrays of one and two dimensions."""
 
-    def of_one(x, out):
-        i = package.grid(1)
-        if i < out.shape[0]:
-            out[i] = x[i] + x[i] + 1
-
     def of_two(x, out):
         i, j = package.grid(2)
         if i < out.shape[0] and j < out.shape[1]:
             out[i, j] = x[i, j] + x[i, j] + 1
 
-    return {1: fast_args(package.jit(of_one))[8, 32], 2: fast_args(package.jit(of_two))[(8, 8), (16, 16)]}
+    of_one = elementwise(package, "of_one(x, out)", "out[i] = x[i] + x[i] + 1")
+    return {1: fast_args(of_one)[8, 32], 2: fast_args(package.jit(of_two))[(8, 8), (16, 16)]}
 
 
 PARTS = {
