@@ -117,6 +117,17 @@ def kernels(package):
     return kernels_of(package)
 
 
+@pytest.fixture
+def torch():
+    """PyTorch, where it has a GPU."""
+    found = pytest.importorskip("torch")
+    if not found.cuda.is_available():
+        pytest.skip(f"PyTorch {found.__version__} sees no GPU, though there is a driver with a device")
+    found.manual_seed(0)
+    yield found
+    found.cuda.synchronize()
+
+
 @pytest.fixture(autouse=True)
 def _default_streams_and_quiet_packages():
     """All frameworks work on the default streams. The packages warn of small grids, and of arrays of the host."""

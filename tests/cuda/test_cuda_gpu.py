@@ -18,6 +18,7 @@ import pytest
 from cuda_checks import in_threads
 from cuda_tensors import DeviceTensor, OtherTensor
 from interpreter import run_python
+from launches import elementwise
 from soak import measured
 
 from fastexchange import fast_args
@@ -29,16 +30,6 @@ SIZE = 128
 CYCLES = 2_000_000
 """For which a stream sleeps: about a millisecond, long enough for whatever does not wait for it to come too early."""
 SHARED_BYTES = 64 * 1024
-
-
-@pytest.fixture
-def torch():
-    found = pytest.importorskip("torch")
-    if not found.cuda.is_available():
-        pytest.skip(f"PyTorch {found.__version__} sees no GPU, though there is a driver with a device")
-    found.manual_seed(0)
-    yield found
-    found.cuda.synchronize()
 
 
 class Tensors:
@@ -71,12 +62,7 @@ def tensors(stub_or_none, request):
 
 
 def copy_kernel(cuda):
-    def copy(x, out):
-        i = cuda.grid(1)
-        if i < out.shape[0]:
-            out[i] = x[i]
-
-    return fast_args(cuda.jit(copy))
+    return fast_args(elementwise(cuda, "copy(x, out)", "out[i] = x[i]"))
 
 
 @pytest.fixture(scope="module")
@@ -102,16 +88,11 @@ def test_bound_launches_and_launches_for_tasks(copy, torch):
 
 @gpu
 def test_cpu_and_gpu_under_one_name(package, torch):
-    def doubled(x):
-        i = package.grid(1)
-        if i < x.shape[0]:
-            x[i] *= 2
-
-    def on_cpu(x):
+    @fast_args(cuda=elementwise(package, "doubled(x)", "x[i] *= 2"), launch=lambda x: x.shape[0])
+    def kernel(x):
         for i in range(x.shape[0]):
             x[i] *= 2
 
-    kernel = fast_args(on_cpu, cuda=package.jit(doubled), launch=lambda x: x.shape[0])
     for device in ("cpu", "cuda"):
         x = torch.ones(1000, device=device)
         for _ in range(4):
@@ -148,10 +129,8 @@ def test_cooperative_launches(package, torch):
             x[block] = block + 1
         package.cg.this_grid().sync()
         if package.threadIdx.x == 0:
-            found = 0.0
             for i in range(x.shape[0]):
-                found += x[i]
-            out[block] = found
+                out[block] += x[i]
 
     launcher = fast_args(package.jit(total))[blocks, 32]
     for _ in range(4):
@@ -165,16 +144,12 @@ def test_more_than_48_kib_of_dynamic_shared_memory(package, tensors):
 
     def backwards(out):
         shared = package.shared.array(0, float32)
-        count = out.shape[0]
-        i = package.threadIdx.x
-        while i < count:
+        first, step, count = package.threadIdx.x, package.blockDim.x, out.shape[0]
+        for i in range(first, count, step):
             shared[i] = i
-            i += package.blockDim.x
         package.syncthreads()
-        i = package.threadIdx.x
-        while i < count:
+        for i in range(first, count, step):
             out[i] = shared[count - 1 - i]
-            i += package.blockDim.x
 
     kernel, count = fast_args(package.jit(backwards)), SHARED_BYTES // 4
     for _ in range(4):
@@ -191,10 +166,20 @@ def pair(torch):
     return x, out
 
 
+def two_streams(torch):
+    return torch.cuda.Stream(), torch.cuda.Stream()
+
+
 def fill_late(torch, stream, x, number) -> None:
     with torch.cuda.stream(stream):
         torch.cuda._sleep(CYCLES)
         x.fill_(number)
+
+
+def are_all(torch, out, number, what="") -> None:
+    """When the device has done all, this is the value of all elements."""
+    torch.cuda.synchronize()
+    assert bool((out == number).all()), what
 
 
 class _OnlyDlpack:
@@ -231,7 +216,7 @@ STREAMS = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_launch_is_after_the_work_of_its_stream(copy, torch, pair, name):
     current, launch, waited = STREAMS[name]
-    (x, out), streams = pair, {"side": torch.cuda.Stream(), "other": torch.cuda.Stream()}
+    (x, out), streams = pair, dict(zip(("side", "other"), two_streams(torch), strict=True))
     for number in range(1, 8):
         out.zero_()
         torch.cuda.synchronize()
@@ -252,8 +237,7 @@ def test_an_interfaces_own_stream(copy, torch, pair):
     x.fill_(-1)
     torch.cuda.synchronize()
     in_threads(lambda: copy[256, 256](*given))
-    torch.cuda.synchronize()
-    assert bool((out == -1).all())
+    are_all(torch, out, -1)
     assert copy.counts() == (before.fast + 1, before.slow, before.compiled)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
@@ -261,19 +245,13 @@ def test_an_interfaces_own_stream(copy, torch, pair):
     for number in (50, 51):
         x.fill_(number)
         graph.replay()
-        torch.cuda.synchronize()
-        assert bool((out == number).all()), f"replay {number}"
+        are_all(torch, out, number, f"replay {number}")
 
 
 @gpu
 def test_producers_on_different_streams_are_ordered(package, torch):
     """The launch is after the work of both, and what the second does next is after the launch."""
-    def added(x, y, out):
-        i = package.grid(1)
-        if i < out.shape[0]:
-            out[i] = x[i] + y[i]
-
-    add, first, second = fast_args(package.jit(added)), torch.cuda.Stream(), torch.cuda.Stream()
+    add, first, second = fast_args(elementwise(package, "added(x, y, out)", "out[i] = x[i] + y[i]")), *two_streams(torch)
     x, y, out = (torch.zeros(1 << 16, device="cuda") for _ in range(3))
     torch.cuda.synchronize()
     given = [cls(each.shape, data=each.data_ptr()) for cls, each in ((DeviceTensor, x), (OtherTensor, y), (DeviceTensor, out))]
@@ -287,8 +265,7 @@ def test_producers_on_different_streams_are_ordered(package, torch):
         add[256, 256](*given)
         with torch.cuda.stream(second):
             y.fill_(-1)
-        torch.cuda.synchronize()
-        assert bool((out == 2 * number).all()), f"launch {number}"
+        are_all(torch, out, 2 * number, f"launch {number}")
 
 
 @gpu
@@ -306,13 +283,11 @@ def test_graphs(copy, torch):
     with torch.cuda.graph(graph):
         launcher(x, between)
         bound()
-    torch.cuda.synchronize()
-    assert bool((out == 0).all()), "it was launched, and not captured"
+    are_all(torch, out, 0, "it was launched, and not captured")
     for number in range(1, 6):
         x.fill_(number)
         graph.replay()
-        torch.cuda.synchronize()
-        assert bool((out == number).all()), f"replay {number}"
+        are_all(torch, out, number, f"replay {number}")
 
 
 # ---- threads, devices, errors ----------------------------------------------------------------------------------------
@@ -324,12 +299,7 @@ def test_new_threads_without_a_context(package, tensors, stub_or_none, count):
     tensors.wait()
     if stub_or_none is not None:
         stub_or_none.set_fast(True, threads=True)
-
-    def work(pair) -> None:
-        for _ in range(launches):
-            copy[1, SIZE](*pair)
-
-    in_threads(*[functools.partial(work, pair) for pair in pairs])
+    in_threads(*[lambda pair=pair: [copy[1, SIZE](*pair) for _ in range(launches)] for pair in pairs])
     for i, (_, out) in enumerate(pairs):
         tensors.check(out, 3 + i)
     assert stub_or_none is None or stub_or_none.fast_count == launches * count
@@ -403,16 +373,9 @@ def test_a_kernel_that_breaks_the_context(package, torch):
 # ---- many ------------------------------------------------------------------------------------------------------------
 def test_soak(package, tensors, stub_or_none, record_property):
     launches = 100_000 if stub_or_none is None else 8_000
-
-    def count(total, x, scalar):
-        if package.grid(1) == 0:
-            total[0] += 1
-
-    def count_bound(total):
-        if package.grid(1) == 0:
-            total[0] += 1
-
-    kernel, other = fast_args(package.jit(count)), fast_args(package.jit(count_bound))
+    kernel, other = (
+        fast_args(elementwise(package, head, "total[i] += i == 0")) for head in ("count(total, x, scalar)", "count_bound(total)")
+    )
     total, others = tensors(), [tensors() for _ in range(4)]
     if stub_or_none is not None:
         stub_or_none.set_fast(True)

@@ -16,15 +16,6 @@ LONG = 20_001
 """A row that is read twice."""
 
 
-@pytest.fixture
-def torch():
-    found = pytest.importorskip("torch")
-    if not found.cuda.is_available():
-        pytest.skip(f"PyTorch {found.__version__} sees no GPU, though there is a driver with a device")
-    found.manual_seed(0)
-    return found
-
-
 @pytest.fixture(scope="module")
 def made(package):
     """A kernel of a name, the same for all tests."""
@@ -175,22 +166,19 @@ def test_histogram_count_for_count(torch, made, dtype, case):
     check_counts(torch, made, torch.tensor(values, device="cuda"), edges, low, high)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_histogram_of_halves(torch, made, dtype):
-    """Edges are those of float32."""
-    x = torch.rand(100_003, device="cuda").to(getattr(torch, dtype))
-    check_counts(torch, made, x, np.linspace(0, 1, 65).astype(np.float32), 0.0, 1.0)
+FROM_0_TO_1 = {  # values, and the number of bins; edges are float32's
+    **{dtype: (lambda torch, dtype=dtype: torch.rand(100_003, device="cuda").to(getattr(torch, dtype)), 64)
+       for dtype in ("float16", "bfloat16")},
+    **{f"at most one value, {values}": (lambda torch, values=values: torch.tensor(values, device="cuda", dtype=torch.float32), 2)
+       for values in ([], [0.5], [1.0], [2.0], [math.nan])},
+    "any strides": (lambda torch: torch.rand(100_003, device="cuda")[5::7], 10),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("values", [[], [0.5], [1.0], [2.0], [math.nan]], ids=str)
-def test_histogram_of_at_most_one_value(torch, made, values):
-    x = torch.tensor(values, device="cuda", dtype=torch.float32)
-    check_counts(torch, made, x, np.linspace(0, 1, 3).astype(np.float32), 0.0, 1.0)
-
-
-def test_histogram_of_any_strides(torch, made):
-    x = torch.rand(100_003, device="cuda")[5::7]
-    check_counts(torch, made, x, np.linspace(0, 1, 11).astype(np.float32), 0.0, 1.0)
+@pytest.mark.parametrize("case", FROM_0_TO_1)
+def test_histogram_from_0_to_1(torch, made, case):
+    make, bins = FROM_0_TO_1[case]
+    check_counts(torch, made, make(torch), np.linspace(0, 1, bins + 1).astype(np.float32), 0.0, 1.0)
 
 
 def check_counts(torch, made, x, edges, low, high):

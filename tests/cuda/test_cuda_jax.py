@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 from cuda_checks import in_threads
+from launches import elementwise
 from stub_processes import run_package
 
 from fastexchange import CudaError, fast_args
@@ -30,15 +31,12 @@ def jax():
     return found
 
 
-def saxpy_of(cuda, launch="n", **options):
-    @fast_args(out="x[n], y[n] -> z[n]", launch=launch, **options)
-    @cuda.jit
-    def saxpy(a, x, y, z):
-        i = cuda.grid(1)
-        if i < z.shape[0]:
-            z[i] = a * x[i] + y[i]
+def kernel_of(cuda, head, statement, launch="n", **options):
+    return fast_args(elementwise(cuda, head, statement), launch=launch, **options)
 
-    return saxpy
+
+def saxpy_of(cuda, launch="n"):
+    return kernel_of(cuda, "saxpy(a, x, y, z)", "z[i] = a * x[i] + y[i]", launch, out="x[n], y[n] -> z[n]")
 
 
 LAUNCHES = "n", ("(n + 63) // 64", 64), (1024, 128)
@@ -82,29 +80,11 @@ def test_launches_are_ordered_among_xlas_own_work(package, jax):
 
 @gpu
 def test_gradients(package, jax):
-    cuda = package
-
-    @fast_args(out="grad_z[n], y[n] -> grad_x[n]", launch="n")
-    @cuda.jit
-    def for_x(grad_z, y, grad_x):
-        i = cuda.grid(1)
-        if i < grad_x.shape[0]:
-            grad_x[i] = grad_z[i] * y[i]
-
-    @fast_args(out="grad_z[n], x[n] -> grad_y[n]", launch="n")
-    @cuda.jit
-    def for_y(grad_z, x, grad_y):
-        i = cuda.grid(1)
-        if i < grad_y.shape[0]:
-            grad_y[i] = grad_z[i] * x[i]
-
-    @fast_args(out="x[n], y[n] -> z[n]", launch="n", backward=[for_x, for_y])
-    @cuda.jit
-    def product(x, y, z):
-        i = cuda.grid(1)
-        if i < z.shape[0]:
-            z[i] = x[i] * y[i]
-
+    for_x = kernel_of(package, "for_x(grad_z, y, grad_x)", "grad_x[i] = grad_z[i] * y[i]", out="grad_z[n], y[n] -> grad_x[n]")
+    for_y = kernel_of(package, "for_y(grad_z, x, grad_y)", "grad_y[i] = grad_z[i] * x[i]", out="grad_z[n], x[n] -> grad_y[n]")
+    product = kernel_of(
+        package, "product(x, y, z)", "z[i] = x[i] * y[i]", out="x[n], y[n] -> z[n]", backward=[for_x, for_y]
+    )  # fmt: skip
     x, y = jax.numpy.arange(5.0), jax.numpy.arange(5.0) + 1
     for found in (jax.grad, lambda *given: jax.jit(jax.grad(*given))):
         made = found(lambda x, y: (product(x, y) ** 2).sum(), (0, 1))(x, y)
@@ -115,15 +95,7 @@ def test_gradients(package, jax):
 
 @gpu
 def test_a_changed_argument_is_returned(package, jax):
-    cuda = package
-
-    @fast_args(launch="x[n] -> n", mutates="x")
-    @cuda.jit
-    def increase(x, by):
-        i = cuda.grid(1)
-        if i < x.shape[0]:
-            x[i] += by
-
+    increase = kernel_of(package, "increase(x, by)", "x[i] += by", "x[n] -> n", mutates="x")
     x = jax.numpy.arange(100.0)
     assert np.array_equal(jax.jit(lambda x: increase(increase(x, 1.0), 2))(x), np.arange(100.0) + 3)
     assert np.array_equal(x, np.arange(100.0))
@@ -148,15 +120,7 @@ def test_several_threads(package, jax):
 
 @gpu
 def test_dtypes(package, jax):
-    cuda = package
-
-    @fast_args(out="x[n] -> y[n]", launch="n")
-    @cuda.jit
-    def copy(x, y):
-        i = cuda.grid(1)
-        if i < y.shape[0]:
-            y[i] = x[i]
-
+    copy = kernel_of(package, "copy(x, y)", "y[i] = x[i]", out="x[n] -> y[n]")
     for dtype in ("bool", "int8", "uint8", "int16", "int32", "uint32", "float16", "float32", "complex64"):
         x = jax.numpy.asarray([0, 1, 1, 0, 1]).astype(dtype)
         assert np.array_equal(jax.jit(copy)(x), x) and copy(x).dtype == x.dtype
@@ -165,22 +129,20 @@ def test_dtypes(package, jax):
 
 @gpu
 def test_what_is_refused(package, jax):
-    f = saxpy_of(package)
-    x = jax.numpy.ones(4)
-    with pytest.raises(TypeError, match=r"argument 'a' \(position 0\) is a number that JAX computes.*static_argnames"):
-        jax.jit(f)(2.0, x, x)
-    with pytest.raises(ValueError, match=r"argument 'y'.*'n' is 4 in"):
-        f(2.0, x, jax.numpy.ones(5))
-    with pytest.raises(TypeError, match=r"argument 'a' \(position 0\) is str, and XLA launches the kernel"):
-        f("text", x, x)
-    with pytest.raises(TypeError, match="launch= is a Python function"):
-        saxpy_of(package, lambda *args: 4)(2.0, x, x)
-    with pytest.raises(TypeError, match="has a stream"):
-        saxpy_of(package, (1, 32, 1))(2.0, x, x)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="no device takes the sizes"):
-        saxpy_of(package, ("n", "n"))(2.0, jax.numpy.ones(2000), jax.numpy.ones(2000)).block_until_ready()
-    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):  # as it is traced
-        saxpy_of(package, (1, 32, None, 1_000_000))(2.0, x, x)
+    f, x, long = saxpy_of(package), jax.numpy.ones(4), jax.numpy.ones(2000)
+    with_launch = functools.partial(saxpy_of, package)
+    for call, kind, message in (
+        (lambda: jax.jit(f)(2.0, x, x), TypeError, r"argument 'a' \(position 0\) is a number that JAX computes.*static_argnames"),
+        (lambda: f(2.0, x, jax.numpy.ones(5)), ValueError, r"argument 'y'.*'n' is 4 in"),
+        (lambda: f("text", x, x), TypeError, r"argument 'a' \(position 0\) is str, and XLA launches the kernel"),
+        (lambda: with_launch(lambda *args: 4)(2.0, x, x), TypeError, "launch= is a Python function"),
+        (lambda: with_launch((1, 32, 1))(2.0, x, x), TypeError, "has a stream"),
+        (lambda: with_launch(("n", "n"))(2.0, long, long).block_until_ready(), jax.errors.JaxRuntimeError,
+         "no device takes the sizes"),
+        (lambda: with_launch((1, 32, None, 1_000_000))(2.0, x, x), CudaError, "CUDA_ERROR_INVALID_VALUE"),  # as it is traced
+    ):  # fmt: skip
+        with pytest.raises(kind, match=message):
+            call()
     assert np.array_equal(f(2.0, x, x), np.full(4, 3.0))
 
 
@@ -192,39 +154,32 @@ def test_on_the_cpu_it_is_refused(package, jax):
 
 
 # ---- frames made by hand ---------------------------------------------------------------------------------------------------
-
-
 class Calls:
     """Calls of a kernel by the handler, with buffers on the stub's device."""
 
     def __init__(self, stub, stream):
-        xla_frames = importlib.import_module("xla_frames")
-        self.stub, self._stream = stub, stream
-        handle = int(getattr(stream.handle, "value", stream.handle))
-        self.xla = xla_frames.Xla(handle)
+        self.stub, self.xla = stub, importlib.import_module("xla_frames").Xla(int(getattr(stream.handle, "value", stream.handle)))
 
-    def __call__(self, kernel, given, shapes, result):
-        """Call it with the constants `given`, operands of these shapes, and a result. Returns the error's text, or None."""
+    def __call__(self, kernel, *shapes):
+        """Call it with 2.0, operands and a result of these shapes, or of (5,) each. Returns the error's text, or None."""
         from fastexchange.dispatch import batches
         from fastexchange.jax import xla, xla_launches
 
+        shapes = shapes or [(5,)] * 3
         rank = len(kernel._pattern.outputs[0].dims)
         array = np.zeros((2, 2, *[1] * rank)[:rank], np.float32)
         readonly = array.copy()
         readonly.flags.writeable = False
-        keys = tuple(key for each in (*given, *[readonly] * len(shapes), array) for key in xla_launches.keys_of(each))
+        keys = tuple(key for each in (2.0, readonly, readonly, array) for key in xla_launches.keys_of(each))
         kind = xla.DTYPES["F32"], 4
-        values = [(batches.NUMBER, each) for each in given]
-        values += [(batches.OPERAND, kind)] * len(shapes) + [(batches.RESULT, kind)]
-        self.data = [self.stub.allocate(4 * math.prod(shape)) for shape in (*shapes, result)]
-        buffers = [(shape, "F32", data) for shape, data in zip((*shapes, result), self.data, strict=True)]
+        values = [(batches.NUMBER, 2.0), (batches.OPERAND, kind), (batches.OPERAND, kind), (batches.RESULT, kind)]
+        self.data = [self.stub.allocate(4 * math.prod(shape)) for shape in shapes]
+        buffers = [(shape, "F32", data) for shape, data in zip(shapes, self.data, strict=True)]
         return self.xla.call(kernel, keys, values, buffers[:-1], buffers[-1:])
 
 
 @pytest.fixture
 def calls(package, stub):
-    if stub is None:
-        pytest.skip("on a device JAX makes the frames")
     pytest.importorskip("jax")
     return Calls(stub, package.stream())
 
@@ -243,7 +198,7 @@ def test_a_frame_is_launched_on_its_stream(package, stub, calls, launch):
     f = saxpy_of(package, launch)
     grid = {"n": (4, 1, 1), LAUNCHES[1]: (16, 1, 1), LAUNCHES[2]: (1024, 1, 1)}[launch]
     for count in (1, 2):  # by Python, which compiles and loads it; without
-        assert calls(f, [2.0], [(1000,), (1000,)], (1000,)) is None
+        assert calls(f, (1000,), (1000,), (1000,)) is None
         made = stub.launches[-1]
         assert made.grid == grid and made.stream == calls.xla.stream and f.counts().fast == count
         assert all(address in pointers(made) for address in calls.data)
@@ -252,40 +207,33 @@ def test_a_frame_is_launched_on_its_stream(package, stub, calls, launch):
 
 def test_a_batch_is_a_launch_for_each_item(package, stub, calls):
     f = saxpy_of(package)
-    assert calls(f, [2.0], [(5,), (5,)], (5,)) is None
+    assert calls(f) is None
     stub.clear()
-    assert calls(f, [2.0], [(3, 100), (1, 100)], (3, 100)) is None
+    assert calls(f, (3, 100), (1, 100), (3, 100)) is None
     x, y, z = calls.data
-    assert [(x + 400 * i in pointers(each), y in pointers(each), z + 400 * i in pointers(each)) for i, each in
-            enumerate(stub.launches)] == [(True, True, True)] * 3  # fmt: skip
+    assert len(stub.launches) == 3
+    for i, launch in enumerate(stub.launches):
+        assert {x + 400 * i, y, z + 400 * i} <= {*pointers(launch)}
 
 
-def test_frames_that_are_not_as_traced_are_errors_of_xla(package, stub, calls):
-    f = saxpy_of(package)
-    assert calls(f, [2.0], [(5,), (5,)], (5,)) is None
+def test_what_is_wrong_is_an_error_of_xla(package, stub, calls):
+    """A frame that is not as traced, what the driver refuses, and XLA's own error; the next call is as before."""
+    f, wrong = saxpy_of(package), "the buffers of a call are not as they were when it was traced"
+    assert calls(f) is None
     stub.clear()
-    wrong = "the buffers of a call are not as they were when it was traced"
-    assert wrong in calls(f, [2.0], [(5, 1), (5,)], (5,)) and wrong in calls(f, [2.0], [(2, 5), (3, 5)], (2, 5))
+    assert wrong in calls(f, (5, 1), (5,), (5,)) and wrong in calls(f, (2, 5), (3, 5), (2, 5))
     calls.xla.fails = True
-    assert calls(f, [2.0], [(5,), (5,)], (5,)) == 77  # XLA's own error
+    assert calls(f) == 77  # XLA's own error
     calls.xla.fails = False
-    assert "no device takes the sizes" in calls(saxpy_of(package, ("n", "n")), [2.0], [(2000,), (2000,)], (2000,))
-    assert not stub.launches
-    assert calls(f, [2.0], [(5,), (5,)], (5,)) is None
-
-
-def test_what_the_driver_refuses_is_an_error_of_xla(package, stub, calls):
-    f = saxpy_of(package)
-    assert calls(f, [2.0], [(5,), (5,)], (5,)) is None
+    assert "no device takes the sizes" in calls(saxpy_of(package, ("n", "n")), (2000,), (2000,), (2000,))
+    assert not stub.launches and calls(f) is None
     stub.fail("cuLaunchKernel", 701)
-    text = calls(f, [2.0], [(5,), (5,)], (5,))
+    text = calls(f)
     assert "CudaError: " in text and "saxpy() was not launched (launch=n" in text and "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" in text
-    assert calls(f, [2.0], [(5,), (5,)], (5,)) is None
+    assert calls(f) is None
 
 
 # ---- JAX's arrays in launches ------------------------------------------------------------------------------------------------
-
-
 class Exports:
     """In place of JAX's function: exports an array of JAX's on the CPU as one on the stub's device, at its address."""
 
@@ -357,14 +305,7 @@ def test_what_is_exported_once_is_read_in_memory(package, stub):
 
 
 def add_of(cuda):
-    @fast_args
-    @cuda.jit
-    def add(x, y, out):
-        i = cuda.grid(1)
-        if i < out.shape[0]:
-            out[i] = x[i] + y[i]
-
-    return add
+    return fast_args(elementwise(cuda, "add(x, y, out)", "out[i] = x[i] + y[i]"))
 
 
 @gpu
@@ -394,9 +335,7 @@ def test_launches_read_arrays_natively(package, jax):
 
 @gpu
 def test_what_launches_refuse(package, jax):
-    f = add_of(package)
-    x = jax.numpy.ones(100)
-    gone = jax.numpy.ones(100) + 1
+    f, x, gone = add_of(package), jax.numpy.ones(100), jax.numpy.ones(100) + 1
     gone.delete()
     on_cpu = jax.device_put(np.ones(100, np.float32), jax.devices("cpu")[0])
     for _ in range(3):

@@ -15,19 +15,17 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_operators(name, package, record, stub_or_none):
+def test_operators(name, package, record, stub_or_none, request):
     if stub_or_none is None:
+        request.getfixturevalue("torch")
         _run_on_gpu(name, package, record)
-        return
-    if why_not := why_no_torch():
+    elif why_not := why_no_torch():
         pytest.skip(f"PyTorch has no tensors on the stub's devices: {why_not}")
-    run_operator_check(name, package)
+    else:
+        run_operator_check(name, package)
 
 
 def _run_on_gpu(name, package, recorder) -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip(f"PyTorch {torch.__version__} sees no GPU, though there is a driver with a device")
     import operator_checks
     from recorder import TorchOnDevice
 
