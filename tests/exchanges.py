@@ -16,9 +16,9 @@ from concurrent import futures
 
 import numpy as np
 import pytest
-from frameworks import StridedMemoryView, paddle, torch, tvm_ffi
+from frameworks import paddle, torch, tvm_ffi
 from interoperability import LAYOUTS as MATRIX_LAYOUTS
-from interoperability import PRODUCERS, Wrapper, jax, ml_dtypes, of_kind, pyarrow
+from interoperability import PRODUCERS, Wrapper, Wraps, elements, jax, ml_dtypes, of_kind, pyarrow
 
 from made_producers import (  # isort: skip
     DLPACK_CODES, ML_DTYPES, TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name, object_at,
@@ -137,7 +137,7 @@ class Sub(np.ndarray):
     pass
 
 
-class ByCachedProperty:
+class ByCachedProperty(Wraps):
     def __init__(self, inner):
         self.inner = inner
 
@@ -146,7 +146,7 @@ class ByCachedProperty:
         return self.inner
 
 
-class BySlot:
+class BySlot(Wraps):
     __slots__ = (ATTRIBUTE, "inner")
 
     def __init__(self, inner):
@@ -234,36 +234,6 @@ def tensors(source: str, layout: str, dtypes=("u1", "f4")):
 
 def one(source: str):
     return next(tensors(source, "1-d"))[:2]
-
-
-def unwrapped(tensor):
-    while isinstance(tensor, tuple(WRAPPERS)):
-        tensor = tensor.inner
-    return tensor
-
-
-OF_DLPACK = tuple(cls for cls in (tvm_ffi and tvm_ffi.Tensor, paddle and paddle.Tensor, StridedMemoryView) if cls is not None)
-"""Types whose memory only their ``__dlpack__`` shows."""
-
-
-def elements(tensor) -> np.ndarray:
-    """A tensor's elements as an array, made by its own framework."""
-    tensor = unwrapped(tensor)
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        return tensor.detach().numpy()
-    if pyarrow is not None and isinstance(tensor, pyarrow.Array):
-        return tensor.to_numpy(zero_copy_only=False)
-    if isinstance(tensor, OF_DLPACK):
-        return np.from_dlpack(tensor)
-    if isinstance(tensor, (bytes, mmap.mmap)):
-        return np.frombuffer(tensor, "u1")
-    return tensor.array if hasattr(tensor, "ledger") else np.asarray(tensor)
-
-
-def place(tensor) -> int:
-    if jax is not None and isinstance(tensor, jax.Array):
-        return tensor.unsafe_buffer_pointer()
-    return elements(tensor).ctypes.data
 
 
 # ---- ways ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import array as array_module
 import functools
 import importlib
 import itertools
+import mmap
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,8 +50,6 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 NO_ELEMENTS = "no elements"
 """The outcome for a tensor without memory."""
-
-
 TAKEN: dict[str, Callable[[np.ndarray], bool]] = {
     "plain": lambda array: array.dtype.kind != "V",
     "plain and writable": lambda array: array.dtype.kind != "V" and array.flags.writeable,
@@ -87,7 +86,11 @@ Older = type("Older", (Tabled,), {
     "__dlpack_c_exchange_api__": None, "__c_dlpack_exchange_api__": capsule(exchange_table(), TABLE_CAPSULE)})  # fmt: skip
 
 
-class Wrapper:
+class Wraps:
+    __slots__ = ()
+
+
+class Wrapper(Wraps):
     def __init__(self, inner):
         self.inner = inner
 
@@ -175,19 +178,35 @@ ALL_WAYS: dict[str, tuple[Any, Callable[[Any], tuple[int, list]]]] = {
 WAYS = if_installed(ALL_WAYS)
 
 
-def memory_of(tensor, array: np.ndarray) -> tuple[int, int]:
-    """First byte and end of the memory that a producer's tensor has."""
-    if isinstance(tensor, (array_module.array, bytes, bytearray)):
-        memory = np.frombuffer(tensor, "u1")
-        first, size = memory.ctypes.data, memory.nbytes
-    elif jax is not None and isinstance(tensor, jax.Array):
-        first, size = tensor.unsafe_buffer_pointer(), tensor.nbytes
-    elif pyarrow is not None and isinstance(tensor, pyarrow.Array):
-        first, size = tensor.buffers()[1].address, tensor.nbytes
-    else:
-        base = array.base if array.base is not None else array
-        first, size = base.ctypes.data, base.nbytes
-    return first, first + max(size, 1)
+def unwrapped(tensor):
+    while isinstance(tensor, Wraps):
+        tensor = tensor.inner
+    return tensor
+
+
+OF_DLPACK = tuple(cls for cls in (tvm_ffi and tvm_ffi.Tensor, paddle and paddle.Tensor, StridedMemoryView) if cls is not None)
+"""Types whose memory only their ``__dlpack__`` shows."""
+
+
+def elements(tensor) -> np.ndarray:
+    """A tensor's elements as an array, made by its own framework."""
+    tensor = unwrapped(tensor)
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return tensor.detach().numpy()
+    if pyarrow is not None and isinstance(tensor, pyarrow.Array):
+        return tensor.to_numpy(zero_copy_only=False)
+    if isinstance(tensor, OF_DLPACK):
+        return np.from_dlpack(tensor)
+    if isinstance(tensor, (bytes, mmap.mmap)):
+        return np.frombuffer(tensor, "u1")
+    return tensor.array if hasattr(tensor, "ledger") else np.asarray(tensor)
+
+
+def place(tensor) -> int:
+    """Where a tensor's first element lies."""
+    if jax is not None and isinstance(tensor, jax.Array):
+        return tensor.unsafe_buffer_pointer()
+    return elements(tensor).ctypes.data
 
 
 def cases_in(layout: str, way: str) -> list[tuple[str, bool]]:
@@ -210,17 +229,16 @@ def outcome(producer: str, way: str, dtype: str, layout: str, readonly: bool) ->
     except Exception:  # each framework says no in its own way
         return None
     try:
-        address, elements = WAYS[way](tensor)
+        address, seen = WAYS[way](tensor)
     except NotImplementedError:
         return None
     except Exception as error:
         return seen_type(error).__name__
     expected = array.view("u2") if way == "kernel" and dtype in ("bfloat16", "f2") else array
-    assert elements == expected.tolist(), (producer, way, dtype, layout, readonly, elements)
-    first, end = memory_of(tensor, array)
+    assert seen == expected.tolist(), (producer, way, dtype, layout, readonly, seen)
     if not array.size:
         return NO_ELEMENTS
-    return "zero-copy" if first <= address < end else "copy"
+    return "zero-copy" if address == place(tensor) else "copy"
 
 
 def summary(producer: str, way: str) -> str:
@@ -244,14 +262,13 @@ def _common(cases: list, seen: dict) -> str:
     """In which cases it is so: those that are readonly, of one layout or of one dtype, as far as that says it all."""
     others = [case for found in seen.values() if found is not cases for case in found]
     named: list[str] = []
-    left = list(cases)
     for index in (2, 1, 0):
-        mine = {case[index] for case in left} - {case[index] for case in others}
+        mine = {case[index] for case in cases} - {case[index] for case in others}
         for value in sorted(mine):
             is_code = index == 0 and value != "bfloat16"
             named.append("readonly" if value is True else np.dtype(value).name if is_code else str(value))
-        left = [case for case in left if case[index] not in mine]
-    return ", ".join(named) if named and not left else ", ".join([*named, "some others"])
+        cases = [case for case in cases if case[index] not in mine]
+    return ", ".join(named + ["some others"] * bool(cases or not named))
 
 
 def table() -> str:

@@ -31,10 +31,9 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from fastexchange import fast_args  # noqa: E402
 
-try:
+tvm_ffi = None
+with contextlib.suppress(ImportError):
     import tvm_ffi
-except ImportError:
-    tvm_ffi = None
 with contextlib.suppress(ImportError):
     import ml_dtypes  # noqa: F401  with which the narrow floats are known
 
@@ -137,10 +136,6 @@ def read(address: int, code: int, bits: int, lanes: int, shape: list[int], strid
     return Seen(address, nested(address, 0), np.dtype(dtype).kind == "u" or np.dtype(dtype) == np.int8)
 
 
-def by_dlpack(tensor) -> Seen:
-    return seen_in(np.from_dlpack(tensor))
-
-
 def by_tvm_ffi(tensor) -> Seen:
     seen = []
 
@@ -175,7 +170,7 @@ _AS_ARRAYS = functools.partial(fast_args, returns=np.ndarray, cache=True)
 _njit_kernel, _NEW = numba.njit(_address_and_elements), _AS_ARRAYS(_address_and_elements)
 _USED = [_AS_ARRAYS(_address_and_elements), _AS_ARRAYS(_address_and_elements, nogil=True)]
 
-DLPACK = Column("`np.from_dlpack`", (by_dlpack,), "numpy")
+DLPACK = Column("`np.from_dlpack`", (lambda tensor: seen_in(np.from_dlpack(tensor)),), "numpy")
 TVM_FFI = Column("", (by_tvm_ffi,), "apache-tvm-ffi", None if tvm_ffi else "not installed")
 FAST_ARGS = Column("`@fast_args`", tuple(functools.partial(_call, kernel) for kernel in (_NEW, *_USED)))
 
@@ -333,14 +328,9 @@ def check_committed(table: Table, found: Outcomes) -> None:
     if not any(column.title in in_it for column in table.columns if column.package == table.package):
         pytest.skip(f"the table is of another version of {table.package}")
     rows = [row.title for row in table.rows if row.title in said]
-    assert len(said) == len(table.rows), again
-    assert {row.title for row in table.rows if row.needs is None} <= {*rows}, again
-    differing = {
-        (row, column): {"said": said[row][column], "found": found[row][column]}
-        for row in rows
-        for column in in_both
-        if said[row][column] not in (NO_TENSOR, found[row][column])  # pinned memory can be made elsewhere
-    }
+    assert len(said) == len(table.rows) and {row.title for row in table.rows if row.needs is None} <= {*rows}, again
+    both = [(row, column, said[row][column], found[row][column]) for row in rows for column in in_both]
+    differing = [cell for cell in both if cell[2] not in (NO_TENSOR, cell[3])]  # pinned memory can be made elsewhere
     assert not differing, again
 
 

@@ -9,6 +9,7 @@ import pytest
 from exchanges import ATTRIBUTE
 from forked import fork_python
 from frameworks import is_borrowed, torch, tvm_ffi
+from hostile_producers import fails
 from made_producers import Dunder, Tabled, WithMethods, tabled_type, tabled_type_with_methods
 
 from fastexchange import explain, fast_args
@@ -37,12 +38,7 @@ def test_paths():
         assert total(tensor) == total(tensor) == 3.0 and discover(type(tensor)).path in ("c-exchange", "dunder")
 
 
-class Strange(type):
-    def __eq__(cls, other):
-        raise AssertionError("asked")
-
-    def __hash__(cls):
-        raise AssertionError("asked")
+Strange = type("Strange", (type,), {"__eq__": fails, "__hash__": fails})
 
 
 def with_table(self, array):
@@ -77,9 +73,8 @@ SUBCLASSES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", SUBCLASSES)
-def test_a_class_is_taken_for_what_it_is(what):
-    make, path, is_asked, said = SUBCLASSES[what]
+@pytest.mark.parametrize(("make", "path", "is_asked", "said"), SUBCLASSES.values(), ids=SUBCLASSES)
+def test_a_class_is_taken_for_what_it_is(make, path, is_asked, said):
     cls = make()
     tensor = cls(np.ones(3))
     assert total(tensor) == total(tensor) == 3.0 and discover(cls).path == path and said in str(explain(tensor))
@@ -90,10 +85,9 @@ def test_a_table_of_tensors_that_may_be_readonly():
     """A borrowed view cannot say so: kernels get the owning export, whose flags can."""
     base = tabled_type("Viewed", attributes={"readonly": property(lambda self: not self.array.flags.writeable)})
     for is_readonly in (False, True):
-        array = np.ones(3)
+        array, kernel = np.ones(3), fast_args(lambda x: x.sum())
         array.flags.writeable = not is_readonly
         tensor = base(array, flags=int(is_readonly))
-        kernel = fast_args(lambda x: x.sum())
         assert kernel(tensor) == kernel(tensor) == 3.0 and tensor.borrows == 0
         assert kernel.signatures == [(numba.typeof(array),)]
         tensor.ledger.check(tensor.ledger.made)
@@ -121,23 +115,17 @@ def test_the_table_is_found_once_per_type_for_all_kernels():
 
 
 # ---- types that die; others in their places: ``soak.py`` -------------------------------------------------------------
-def named_tuples():
-    for i in range(3):
-        yield collections.namedtuple(f"Mortal{i}", "x")(1.0)
-
-
 PILES = {
     # what: (a generator, how many entries may be left of its things)
     "jitted functions": (lambda: (numba.njit(lambda x: x) for _ in range(5)), 6),
-    "classes of named tuples": (named_tuples, 4),
+    "classes of named tuples": (lambda: (collections.namedtuple(f"Mortal{i}", "x")(1.0) for i in range(3)), 4),
     # Every array of a structured dtype may bring a dtype object of its own.
     "structs": (lambda: (np.array([(i, 2.0)], np.dtype([("a", "i4"), ("b", "f8")])) for i in range(5000)), 2000),
 }
 
 
-@pytest.mark.parametrize("what", PILES)
-def test_entries_do_not_pile_up(what):
-    make, left = PILES[what]
+@pytest.mark.parametrize(("make", "left"), PILES.values(), ids=PILES)
+def test_entries_do_not_pile_up(make, left):
     kernel = fast_args(lambda x: 1)
     before = len(runtime().entries)
     for thing in make():

@@ -23,16 +23,10 @@ thrice = fast_args(lambda x: (x[:3], x[:3], x[1:]), returns=np.ndarray)
 beside = fast_args(lambda x, text: x[1:], returns=np.ndarray)
 copied = fast_args(lambda x: x.copy(), returns=np.ndarray)
 unlocked = fast_args(lambda x: x[1:], nogil=True, returns=np.ndarray)
+optional = fast_args(lambda x, yes: x[1:] if yes else None, returns=np.ndarray)
 keep = fast_args(lambda container, x: container.append(x))
 keep_part = fast_args(lambda container, x: container.append(x[1:]))
 held: list = []
-
-
-@fast_args(returns=np.ndarray)
-def optional(x, yes):
-    if yes:
-        return x[1:]
-    return None
 
 
 @fast_args
@@ -45,15 +39,10 @@ def new_list():
     return numba.typed.List.empty_list(numba.float64[::1])
 
 
-def in_a_list(kernel, tensor):
+def filled(keep, tensor):
     container = new_list()
-    kernel(container, tensor)
+    keep(container, tensor)
     return container
-
-
-def in_object_mode(tensor):
-    through_objmode(tensor)
-    return held.pop()
 
 
 KEEPS = {
@@ -64,9 +53,9 @@ KEEPS = {
     "optional": (lambda x: optional(x, True), [[1, 2, 3]]),
     "nothing": (lambda x: optional(x, False), []),
     "a copy": (copied, [[0, 1, 2, 3]]),
-    "in a typed list": (functools.partial(in_a_list, keep), [[0, 1, 2, 3]]),
-    "a part in a typed list": (functools.partial(in_a_list, keep_part), [[1, 2, 3]]),
-    "in object mode": (in_object_mode, [[0, 1, 2, 3]]),
+    "in a typed list": (lambda x: filled(keep, x), [[0, 1, 2, 3]]),
+    "a part in a typed list": (lambda x: filled(keep_part, x), [[1, 2, 3]]),
+    "in object mode": (lambda x: through_objmode(x) or held.pop(), [[0, 1, 2, 3]]),
     "a text": (fast_args(lambda x: "text" if x.size else ""), []),
     "a set": (fast_args(lambda x: {x[0], 1.0}), []),
     "without the GIL": (unlocked, [[1, 2, 3]]),
@@ -81,10 +70,9 @@ def arrays_in(result) -> list:
 
 
 @pytest.mark.filterwarnings("ignore:unsafe cast from readonly")  # Numba's, for legacy exports
-@pytest.mark.parametrize("name", KEEPS)
-def test_kept_arguments(name):
+@pytest.mark.parametrize(("hold", "values"), KEEPS.values(), ids=KEEPS)
+def test_kept_arguments(hold, values):
     """What is kept stays valid without the tensor, and is given back when the last holder goes; also by odd deleters."""
-    hold, values = KEEPS[name]
     holds = bool(values) and hold is not copied
 
     def check(*results):
@@ -119,14 +107,11 @@ def test_kept_arguments(name):
             ledger.check(ledger.made)
 
 
-UNBOXED = {"a list": fast_args(lambda x: [x, x]), "a dict": fast_args(lambda x: {1: x})}
-
-
-@pytest.mark.parametrize("name", UNBOXED)
-def test_results_that_python_has_no_object_for(name):
+@pytest.mark.parametrize("call", [fast_args(lambda x: [x, x]), fast_args(lambda x: {1: x})], ids=["a list", "a dict"])
+def test_results_that_python_has_no_object_for(call):
     for kind in ("numpy", "exchange table", "__dlpack__", "exports only"):
         ledger = Ledger()
-        tensor, call = tensor_of(kind, memory_of(1, 2), ledger), UNBOXED[name]
+        tensor = tensor_of(kind, memory_of(1, 2), ledger)
         end_of(call, tensor)
         with scene(kind):
             account(functools.partial(call, tensor), tensor, call, ledgers=(ledger,))

@@ -16,11 +16,12 @@ import pytest
 
 from exchanges import (  # isort: skip
     ATTRIBUTE, OLDER, SOURCES, SWAPPED, TABLE_PRELUDE, WRAPPERS, Wrapper, Sub, call, delete,
-    exported, needs_the_attribute_free, place, table_in,
+    exported, needs_the_attribute_free, table_in,
 )
 from forked import needs_fork, run_forked
 from frameworks import needs_torch, torch, tvm_ffi
 from hostile_producers import Gives, raising
+from interoperability import place
 
 from made_producers import (  # isort: skip
     TABLE_CAPSULE, Dunder, Ledger, Tabled, address_of, capsule, capsule_name, exchange_table, ffi,

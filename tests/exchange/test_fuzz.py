@@ -247,9 +247,8 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)
-@pytest.mark.parametrize("group", GROUPS)
-def test_one_tensor(group, source):
-    calls, shares = GROUPS[group]
+@pytest.mark.parametrize(("calls", "shares"), GROUPS.values(), ids=GROUPS)
+def test_one_tensor(calls, shares, source):
     fuzz(calls(source), check_one_tensor, shares / len(SOURCES))
 
 
@@ -297,9 +296,8 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("what", LIMITS)
-def test_tensors_at_the_limits(what):
-    tensor, outcome = LIMITS[what]
+@pytest.mark.parametrize(("tensor", "outcome"), LIMITS.values(), ids=LIMITS)
+def test_tensors_at_the_limits(tensor, outcome):
     for consumer in ("kernel", "cached call", "kernel without the GIL", "from_dlpack", "from_dlpack, by Python"):
         assert fuzzing.try_tensor((tensor, "view", consumer)) == outcome
 

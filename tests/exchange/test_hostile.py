@@ -60,9 +60,8 @@ CASES = {
 """By which ways a tensor comes, how the call ends, a word of the message; what a function does, or what the tensor says."""
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_a_tensor_says_or_does(name):
-    ways, ends, word, act, lies = CASES[name]
+@pytest.mark.parametrize(("ways", "ends", "word", "act", "lies"), CASES.values(), ids=CASES)
+def test_what_a_tensor_says_or_does(ways, ends, word, act, lies):
     check_ways(ways, ends, word, act, **lies)
 
 
@@ -121,9 +120,8 @@ HALF_A_PROTOCOL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HALF_A_PROTOCOL)
-def test_methods_that_are_none(name):
-    attributes, ends = HALF_A_PROTOCOL[name]
+@pytest.mark.parametrize(("attributes", "ends"), HALF_A_PROTOCOL.values(), ids=HALF_A_PROTOCOL)
+def test_methods_that_are_none(attributes, ends):
     tensor = type("Methods", (), attributes)()
     with kept(tensor):
         for first in (1.0, Dunder(np.ones(2)), ONLY_NUMBA, 1.0):
@@ -161,14 +159,13 @@ OUTCOMES = {name: FUNCTIONS[name] for name in (
     "filled, -1 and no exception")} | {"writes nothing": (hostile.returning(0), REFUSED)}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OUTCOMES)
+@pytest.mark.parametrize(("act", "ends"), OUTCOMES.values(), ids=OUTCOMES)
 @pytest.mark.parametrize("position", range(4))
-def test_beside_others(name, position):
+def test_beside_others(act, ends, position):
     """No producer is entered with another one's exception set, none swallows it, also where others are not those planned.
 
     A view that writes nothing is not taken for the argument before it.
     """
-    act, ends = OUTCOMES[name]
     tensors, where = four_known_tensors(), {"name": "abcd"[position], "position": position}
     culprit = tensors[position]
     culprit.view = act
@@ -216,10 +213,8 @@ CHANGES = {
 """The states, and the results that calls may have, if they are not refused; None: any."""
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_call_uses_one_look_from_beginning_to_end(what):
-    states, values = CHANGES[what]
-
+@pytest.mark.parametrize(("states", "values"), CHANGES.values(), ids=CHANGES)
+def test_a_call_uses_one_look_from_beginning_to_end(states, values):
     def check(tensor, kernel, *firsts):
         for first in firsts:
             end = end_of(kernel, first, tensor)
@@ -298,10 +293,9 @@ DESTRUCTORS = {
 
 
 @each_form
-@pytest.mark.parametrize("what", DESTRUCTORS)
-def test_a_capsules_destructor(cls, give, export, name, what, monkeypatch):
+@pytest.mark.parametrize(("act", "ends"), DESTRUCTORS.values(), ids=DESTRUCTORS)
+def test_a_capsules_destructor(cls, give, export, name, act, ends, monkeypatch):
     """A capsule is renamed before it dies, so that its destructor leaves the tensor alone; it is given back however that ends."""
-    act, ends = DESTRUCTORS[what]
     if ends != 6.0 and hasattr(sys, "gettotalrefcount"):
         pytest.skip("a debug build of CPython aborts by itself")
     tensor = cls(lambda tensor: capsule_with_destructor(export(tensor.ledger, tensor.array), name))

@@ -189,11 +189,10 @@ class Once:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("time", TIMES)
-@pytest.mark.parametrize("action", ACTIONS)
-def test_producers_that_do_something_else_first(action, time):
-    make, kernel = TIMES[time]
-    act = Once(ACTIONS[action][0], kernel, ACTIONS[action][1])
+@pytest.mark.parametrize(("make", "kernel"), TIMES.values(), ids=TIMES)
+@pytest.mark.parametrize(("action", "result"), ACTIONS.values(), ids=ACTIONS)
+def test_producers_that_do_something_else_first(action, result, make, kernel):
+    act = Once(action, kernel, result)
     tensor = make(act)
     with kept(tensor):
         for _ in range(3):

@@ -12,10 +12,11 @@ from counting import no_violations
 
 from exchanges import (  # isort: skip
     ALLOCATE, CALLS, CONVERSIONS, COUNTED, LAYOUTS, READONLY, SOURCES, STREAM, SWAPPED, TABLE_PRELUDE, UNTOUCHED, Sub,
-    aligned, borrowed, check_describes, counted, delete, elements, end_of, eventually, exported, imported, one, place,
-    together, unwrapped, versioned, words,
+    aligned, borrowed, check_describes, counted, delete, end_of, eventually, exported, imported, one, together,
+    versioned, words,
 )
 from forked import needs_fork, run_forked
+from interoperability import elements, place, unwrapped
 from made_producers import Ledger, address_of, export_versioned, fill
 from oracle import references_kept, type_and_message
 
@@ -139,9 +140,9 @@ CANNOT_ALLOCATE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("error", CANNOT_ALLOCATE)
-def test_an_allocation_that_fails_says_why_to_the_callback(error):
-    for name, changes in CANNOT_ALLOCATE[error].items():
+@pytest.mark.parametrize(("error", "prototypes"), CANNOT_ALLOCATE.items())
+def test_an_allocation_that_fails_says_why_to_the_callback(error, prototypes):
+    for name, changes in prototypes.items():
         code, [(context, kind, message)] = allocated(**changes)
         assert (code, context, kind) == (-1, 0x1234, error.__name__) and message, name
 

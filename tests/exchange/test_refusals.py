@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from counting import Exported, no_violations, scene
 from frameworks import has_table, torch
-from interoperability import jax, optional
+from interoperability import elements, jax, optional, place
 from odd_tensors import ODD
 
 from exchanges import (  # isort: skip
     ATTRIBUTE, BORROW, CALLS, CONVERSIONS, COUNTED, EXPORT, FORMS, IMPORT, OLDER, SWAPPED, TARGETS, WRAPPERS, Wrapper, BySlot,
-    Given, Sub, delete, elements, end_of, eventually, failing, ml_dtypes, needs_the_attribute_free, place, versioned,
+    Given, Sub, delete, end_of, eventually, failing, ml_dtypes, needs_the_attribute_free, versioned,
 )
 from hostile_producers import CONTENTS, EXPORTED, RETURNS, Gives, raising
 

@@ -17,12 +17,12 @@ from counting import no_violations
 
 from exchanges import (  # isort: skip
     CALLS, CONVERSIONS, COPIED, COUNTED, CPU, FORMS, LAYOUTS, NARROW, OF_ALL_DTYPES, PADDED, READONLY, SOURCES, TARGETS, VECTORS,
-    Given, aligned, borrowed, by_its_table, check_describes, counted, elements, end_of, eventually, exported, exporter, imported,
-    managed_in, one, place, taken_from, tensors, unwrapped, versioned,
+    Given, aligned, borrowed, by_its_table, check_describes, counted, end_of, eventually, exported, exporter, imported,
+    managed_in, one, taken_from, tensors, versioned,
 )
 from frameworks import NUMPY_DTYPES, has_versioned_capsules, needs_torch, numpys_reader, torch
 from hostile_producers import GOOD_IN_THE_END, Sets, raising
-from interoperability import jax, pyarrow
+from interoperability import elements, jax, place, pyarrow, unwrapped
 from made_producers import Dunder, Ledger, Legacy, Tabled, capsule, capsule_name, export_versioned
 from oracle import references_kept, type_and_message
 
@@ -382,9 +382,8 @@ TAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TAKES)
-def test_a_target_that_fails(name):
-    act, error, said = TAKES[name]
+@pytest.mark.parametrize(("act", "error", "said"), TAKES.values(), ids=TAKES)
+def test_a_target_that_fails(act, error, said):
     _taking.append(act)
     for kind in (Tabled, Dunder, Legacy):
         tensor = kind(np.arange(12.0))
