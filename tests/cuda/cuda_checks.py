@@ -85,6 +85,14 @@ def both_ways(launch) -> None:
         launch()
 
 
+def launched(record, call, *arguments, **named):
+    """The launch that a call makes: this one, and no more."""
+    before = len(record.launches)
+    call(*arguments, **named)
+    (made,) = record.launches[before:]
+    return made
+
+
 @contextlib.contextmanager
 def traced(stub):
     """The names of the driver's functions that are called meanwhile; filled at the end."""

@@ -6,6 +6,7 @@ interface, and launches its kernels with strides of memory that is not there.
 """
 
 import contextlib
+import functools
 import gc
 import importlib
 import sys
@@ -13,7 +14,7 @@ import sys
 import numpy as np
 import pytest
 from comparing import numbers_of, what_is_launched, words_of
-from cuda_checks import all_given_back, is_refused
+from cuda_checks import all_given_back, is_refused, launched
 from cuda_producers import ArrayInterface, Exports, ExportsLegacy, Wrapper
 from cuda_stub import Stub
 from cuda_tensors import DeviceTensor
@@ -27,11 +28,9 @@ from fastexchange import CudaError, fast_args
 both_packages = pytest.mark.both_packages
 
 
-def launched(record, kernel, *arguments) -> list[int]:
-    record.clear()
-    kernel[2, 32](*arguments)
-    (launch,) = record.launches
-    return numbers_of(launch)
+def numbers(record, kernel, *arguments) -> list[int]:
+    """The parameters of a launch."""
+    return numbers_of(launched(record, kernel[2, 32], *arguments))
 
 
 # ---- device arrays ---------------------------------------------------------------------------------------------------
@@ -84,15 +83,16 @@ def test_strides_are_those_of_the_array(record, package, name):
         pytest.skip("the package launches kernels with these, which only the driver stub records")
     array, kernel = MADE[name](package), kernel_of(package, 1)
     for launch in range(WARM + 1):
-        kernel[1, 32](array)
-        assert numbers_of(record.launches[-1]) == words_of(package, array), launch
-    ours = what_is_launched(record.launches[-1])
+        ours = launched(record, kernel[1, 32], array)
+        assert numbers_of(ours) == words_of(package, array), launch
+    others = []
     if type(array).__name__ == "DeviceNDArray" and not array.stream:  # the package launches kernels with managed and mapped ones
-        kernel[1, 32].bind(array)()
-        assert what_is_launched(record.launches[-1]) == ours
+        others.append(kernel[1, 32].bind(array))
     if package.__name__ == "numba.cuda" and isinstance(record, Stub):  # which records the package's own
-        dispatcher_of(package, 1)[1, 32](array)
-        assert what_is_launched(record.launches[-1]) == ours
+        others.append(lambda: dispatcher_of(package, 1)[1, 32](array))
+    for launch in others:
+        launch()
+        assert what_is_launched(record.launches[-1]) == what_is_launched(ours)
     array_type = kernel.signatures[0][0]
     assert array_type.ndim == array.ndim
     if 0 in array.strides and array.size and array.size > max(array.shape):
@@ -104,34 +104,31 @@ def test_strides_are_those_of_the_array(record, package, name):
 def test_those_that_are_read_in_each_launch(record, package, name):
     """Of a class under the packages', whose interface native code asks; and those with a stream of their own."""
     made, stream = MADE[name](package), package.stream()
-    cls = type("Array", (type(made),), {})
-    array = cls(made.shape, made.strides, made.dtype, gpu_data=made.gpu_data)
+    array = type("Array", (type(made),), {})(made.shape, made.strides, made.dtype, gpu_data=made.gpu_data)
     assert array.strides == made.strides
     for value in (array, array.bind(stream), made.bind(stream)):
         kernel = kernel_of(package, 1)
         for _ in range(WARM):
-            kernel[1, 32](value)
-            assert numbers_of(record.launches[-1]) == words_of(package, made)
+            launch = launched(record, kernel[1, 32], value)
+            assert numbers_of(launch) == words_of(package, made)
         # Python reads bound arrays of a class of which native code has read others once; else it reads their interface, too.
         fast = kernel.counts().fast
         assert fast == WARM - 1 if value is array and made.size else fast in (0, WARM - 1)
-        assert record.launches[-1].stream == (int(stream.handle) if value is not array else 0)
+        assert launch.stream == (int(stream.handle) if value is not array else 0)
 
 
 @both_packages
 def test_in_a_tuple_and_of_the_other_package(record, package):
     array, kernel = broadcast(package), kernel_of(package, 2)
-    expected = [*words_of(package, array), 2, *words_of(package, array)]
+    words = words_of(package, array)
     for _ in range(WARM):
-        kernel[1, 32]((array, 2), array)
-        assert numbers_of(record.launches[-1]) == expected
+        assert numbers(record, kernel, (array, 2), array) == [*words, 2, *words]
     (other,) = (name for name in PACKAGES if name != package.__name__)
     if not is_installed(other):
         pytest.skip(f"{other} is not installed")
     array, kernel = broadcast(importlib.import_module(other)), kernel_of(package, 1)
     for _ in range(WARM):
-        kernel[1, 32](array)
-        assert numbers_of(record.launches[-1]) == words_of(package, array)
+        assert numbers(record, kernel, array) == words_of(package, array)
 
 
 @both_packages
@@ -146,24 +143,23 @@ def test_a_view_that_has_lost_its_memory_is_refused(package, make):
 
 def test_what_comes_and_goes(record, package, kernels):
     """A type, or a device array, at the address of one that has died is looked at anew."""
+    makers = [
+        lambda count: type("Array", (ArrayInterface,), {})(record, shape=(count,)),
+        lambda count: type("Export", (Exports,), {})(Ledger(), array=np.zeros(count, np.float32)),
+        lambda count: package.to_device(np.zeros(count, np.int32)),
+    ]
     for i in range(60):
-        made = [
-            lambda: type("Array", (ArrayInterface,), {})(record, shape=(i + 1,)),  # noqa: B023
-            lambda: type("Export", (Exports,), {})(Ledger(), array=np.zeros(i + 1, np.float32)),  # noqa: B023
-            lambda: package.to_device(np.zeros(i + 1, np.int32)),  # noqa: B023
-        ][i % 3]()
-        assert i + 1 in launched(record, kernels[1], made)
-        del made
+        assert i + 1 in numbers(record, kernels[1], makers[i % 3](i + 1))
         gc.collect()
 
 
 # ---- __dlpack__, wrappers, and what is readonly ------------------------------------------------------------------------
 def test_wrappers(record, package, kernels):
     x = DeviceTensor((3, 4), data=address(package))
-    expected = launched(record, kernels[1], x)
+    expected = numbers(record, kernels[1], x)
     for value in (Wrapper(x), Wrapper(Wrapper(Wrapper(x)))):
         with all_given_back(x):
-            assert [launched(record, kernels[1], value) for _ in range(4)] == [expected] * 4
+            assert [numbers(record, kernels[1], value) for _ in range(4)] == [expected] * 4
     with pytest.raises((TypeError, BufferError)):
         kernels[1][1, 32](Wrapper(3))
 
@@ -215,19 +211,22 @@ def test_pinned_tensors_of_pytorch(record, package, pin):
         def __torch_function__(cls, function, types, args=(), kwargs=None):
             return super().__torch_function__(function, types, args, kwargs or {})
 
+    def check_refused(kernel, *arguments, where="argument 'a0' (position 0)"):
+        is_refused(functools.partial(kernel[2, 32], *arguments), BufferError, where, "kDLCPU:0")
+
     for value in (x, Wrapper(x), torch.nn.Parameter(x, requires_grad=False), x.as_subclass(Alike), x.as_subclass(Overriding)):
         for _ in range(WARM):
             with all_given_back(value):
-                assert launched(record, kernel, value) == expected
-            is_refused(lambda: kernel[2, 32](unpinned), BufferError, "argument 'a0' (position 0)", "kDLCPU:0")
+                assert numbers(record, kernel, value) == expected
+            check_refused(kernel, unpinned)
     with torch.no_grad():
-        assert launched(record, kernel, torch.nn.Parameter(x)) == expected
+        assert numbers(record, kernel, torch.nn.Parameter(x)) == expected
     assert all(numba_type.mutable for (numba_type,) in kernel.signatures)
     for _ in range(WARM):  # in any place, beside a tensor of a device
-        assert launched(record, other, on_device, x) == launched(record, other, x, on_device) == expected * 2
-        assert launched(record, other, (x, 1), x) == [*expected, 1, *expected]
-        is_refused(lambda: other[2, 32]((x, unpinned), x), BufferError, "argument 'a0' (position 0)", "kDLCPU:0")
-        is_refused(lambda: other[2, 32](1, (2, unpinned)), BufferError, "argument 'a1' (position 1), item [1]", "kDLCPU:0")
+        assert numbers(record, other, on_device, x) == numbers(record, other, x, on_device) == expected * 2
+        assert numbers(record, other, (x, 1), x) == [*expected, 1, *expected]
+        check_refused(other, (x, unpinned), x)
+        check_refused(other, 1, (2, unpinned), where="argument 'a1' (position 1), item [1]")
     kernel[2, 32].bind(x)()
     assert "exported by Python code in every launch" in str(kernel.explain(x))
     assert "refused with BufferError" in str(kernel.explain(unpinned))
@@ -247,22 +246,22 @@ def test_a_pytorch_that_cannot_say_what_is_pinned(record, package, monkeypatch):
     assert len(record.launches) == 1
 
 
-# ---- ``__cuda_array_interface__`` as native code reads it, and what it leaves to Python ----
+# ---- ``__cuda_array_interface__`` as native code reads it, and what it leaves to Python --------------------------------
 NATIVE, LEFT = (5, 0), (0, 5)
 
 
-def ways(kernel, launch) -> tuple[int, int]:
+def ways(kernel, *arguments, launcher=None) -> tuple[int, int]:
     """How many of five launches were native, and how many were not, after a first one."""
-    launch()
+    launcher = launcher or kernel[1, 32]
+    launcher(*arguments)
     before = kernel.counts()
     for _ in range(5):
-        launch()
+        launcher(*arguments)
     after = kernel.counts()
     return after.fast - before.fast, after.slow - before.slow
 
 
-class Pair(tuple):
-    pass
+Pair = type("Pair", (tuple,), {})
 
 
 class Both(ArrayInterface):
@@ -274,7 +273,6 @@ class Both(ArrayInterface):
     __dlpack__ = property(lambda self: self.exports.__dlpack__)
 
 
-# ---- what it says is read as it is -----------------------------------------------------------------------------------
 TYPESTRS = ["|b1", "|i1", "|u1", "<i1", "=f4", "=i8", "=c16",
             *["<" + kind for kind in ("i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")]]  # fmt: skip
 READ = [  # by native code; what an array says, and the tensor with a table that is launched like it
@@ -306,7 +304,7 @@ def test_what_it_says(record, package, kernels, lies, twin, way):
     kernel = kernel_of(package, 1) if "readonly" in lies else kernels[1]
     kernel[1, 32](ArrayInterface(record))  # the type is known
     held = sys.getrefcount(value)
-    assert ways(kernel, lambda: kernel[1, 32](value)) == way
+    assert ways(kernel, value) == way
     tensor = DeviceTensor(**{"shape": (4,), "data": at, **twin})
     kernel[1, 32](tensor)
     assert len({launch.packed for launch in record.launches[1:]}) == 1 and sys.getrefcount(value) == held
@@ -319,29 +317,26 @@ def test_what_it_says(record, package, kernels, lies, twin, way):
 @pytest.mark.parametrize("version", [2, 0, None, 3.0, "3", True, ...], ids=repr)
 def test_an_interface_that_says_nothing_of_streams(record, kernels, version):
     """Of a version before 3. Who has ``__dlpack__``, too, as JAX's arrays have, is asked by that: it is told the stream."""
-    both, one = type("Both", (Both,), {})(record, version=version), type("One", (ArrayInterface,), {})(record, version=version)
-    launches = [lambda: kernels[1][1, 32](both), lambda: kernels[1][1, 32](one)]
-    assert [ways(kernels[1], launch) for launch in launches] == [LEFT, LEFT]
+    both, one = (type(cls.__name__, (cls,), {})(record, version=version) for cls in (Both, ArrayInterface))
+    assert [ways(kernels[1], value) for value in (both, one)] == [LEFT, LEFT]
     assert both.exports.told == [1] * 6
     both.exports.ledger.check(6)
     both.said["version"] = one.said["version"] = 3
-    assert [ways(kernels[1], launch) for launch in launches] == [NATIVE, NATIVE]
+    assert [ways(kernels[1], value) for value in (both, one)] == [NATIVE, NATIVE]
     both.said["version"] = 2
-    assert ways(kernels[1], launches[0]) == LEFT and both.exports.told == [1] * 12
+    assert ways(kernels[1], both) == LEFT and both.exports.told == [1] * 12
 
 
 def test_it_is_read_in_each_launch(record, kernels):
-    value = ArrayInterface(record)
-    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == NATIVE
-    bound = kernels[1][1, 32].bind(value)
+    value, launcher = ArrayInterface(record), kernels[1][1, 32]
+    assert ways(kernels[1], value) == NATIVE
+    bound = launcher.bind(value)
     for data in (record.allocate(64), record.allocate(64, int(isinstance(record, Stub)))):  # and of another device
         value.said["data"] = (data, False)
-        kernels[1][1, 32](value)
-        assert data in numbers_of(record.launches[-1])
+        before = launched(record, launcher, value)
+        assert data in numbers_of(before)
     value.said["shape"] = (2, 2)
-    kernels[1][1, 32](value)
-    bound()
-    assert record.launches[-1].packed == record.launches[-2].packed != record.launches[-3].packed
+    assert launched(record, launcher, value).packed == launched(record, bound).packed != before.packed
 
 
 # ---- what is not as usual ---------------------------------------------------------------------------------------------
@@ -368,7 +363,7 @@ ODD = {ValueError: ValueError, AttributeError: ValueError, KeyboardInterrupt: Ke
 def test_an_interface_that_is_odd(record, kernels, odd):
     value = Odd(record)
     said = value.said
-    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == NATIVE
+    assert ways(kernels[1], value) == NATIVE
     value.said = odd(said) if odd in (Items, list) else odd
     record.clear()
     with all_given_back(value):
@@ -378,13 +373,13 @@ def test_an_interface_that_is_odd(record, kernels, odd):
             del caught
     assert not record.launches
     value.said = said
-    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == NATIVE
+    assert ways(kernels[1], value) == NATIVE
 
 
 @pytest.mark.parametrize("name", ["mask", "data", "typestr", "shape", "strides", "stream"])
 def test_keys_that_change_the_dict(record, kernels, name):
     """Looking into a dict may run Python code, if its keys are not only str."""
-    cleared = []
+    cleared, value, launcher = [], ArrayInterface(record), kernels[1][1, 32]
 
     class Key:
         def __hash__(self):
@@ -397,26 +392,26 @@ def test_keys_that_change_the_dict(record, kernels, name):
                 gc.collect()
             return False
 
-    value, is_made = ArrayInterface(record), False
-    kernels[1][1, 32](value)
-    kernels[1][1, 32](value)
+    is_made = False
+    launcher(value)
+    launcher(value)
     value.said, is_made = {Key(): 1, **value.said}, True
     for _ in range(3):
         with contextlib.suppress(KeyError, TypeError, BufferError, RuntimeError):
-            kernels[1][1, 32](value)
+            launcher(value)
     assert cleared
 
 
 def test_a_type_that_is_no_array_any_more(record, kernels):
     Array = type("Array", (ArrayInterface,), {})
     value = Array(record)
-    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == NATIVE
+    assert ways(kernels[1], value) == NATIVE
     Array.__cuda_array_interface__ = None
     for _ in range(3):
         with pytest.raises((ValueError, TypeError)):
             kernels[1][1, 32](value)
     del Array.__cuda_array_interface__
-    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == NATIVE
+    assert ways(kernels[1], value) == NATIVE
 
 
 def test_a_type_that_becomes_an_array_amid_an_export(record, kernels):
@@ -473,12 +468,10 @@ def test_under_one_name_with_a_kernel_for_the_cpu(record, package, kernels):
         with pytest.raises(TypeError):
             here(value)
     for each in (array, value):
-        assert ways(both.cuda, lambda: both(each, 1)) == NATIVE  # noqa: B023
+        assert ways(both.cuda, each, 1, launcher=both) == NATIVE
     before = both.counts()
     both(array, 1)
     assert both.counts() == before
     for each in (array, DeviceTensor((4,)), value):
-        record.clear()
-        both.bind(each, 1)()
-        both.cuda[1, 32].bind(each, 1)()
-        assert len(record.launches) == 2 and record.launches[0].packed == record.launches[1].packed
+        ours, theirs = (launched(record, launch) for launch in (both.bind(each, 1), both.cuda[1, 32].bind(each, 1)))
+        assert ours.packed == theirs.packed
