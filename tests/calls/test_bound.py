@@ -11,6 +11,7 @@ import pytest
 from frameworks import each_mutable_framework, needs_torch, torch
 from made_producers import ONLY_NUMBA
 from oracle import references_kept
+from raising import check_raises
 
 from fastexchange import BoundLaunch, fast_args
 
@@ -76,8 +77,7 @@ def test_it_follows_its_tensors():
     tensor.resize_(2).fill_(1.5)
     assert launch() == tensor.share_memory_().sum() == launch() == 3.0
     tensor.requires_grad_()
-    with pytest.raises(BufferError, match="requires grad"):
-        launch()
+    check_raises(BufferError, "requires grad", launch)
     assert launch.rebind(x=tensor.detach())() == 3.0
 
 
@@ -108,8 +108,7 @@ def test_refused(name):
     (refused, error, words), y = REFUSED[name], np.zeros(2)
     launch = axpy.bind(1.0, np.ones(2), y)
     for _ in range(2):
-        with pytest.raises(error, match=words):
-            refused(launch)
+        check_raises(error, words, refused, launch)
         launch()
     assert y.tolist() == [2.0, 2.0] and "axpy" in repr(launch) and "bound to float" in repr(launch)
 
@@ -124,10 +123,8 @@ def test_a_call_raises_what_the_kernels_call_raises():
     launch = checked.bind(x := np.ones(1), 2.0)
     assert [launch() for _ in range(4)] == [1.0] * 4
     x[0] = 3
-    with pytest.raises(ValueError, match="too large"):
-        launch()
-    with pytest.raises(TypeError, match="'x'"):
-        launch.rebind(x=object())()
+    check_raises(ValueError, "too large", launch)
+    check_raises(TypeError, "'x'", launch.rebind(x=object()))
     assert launch.rebind(x=x, limit=4.0)() == 3.0
 
 

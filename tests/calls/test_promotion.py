@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from frameworks import needs_torch, torch
 from interoperability import jax
+from raising import check_raises
 
 from fastexchange import DLDataType, fast_args
 from fastexchange.ground.promotion import promoted
@@ -119,10 +120,8 @@ def test_without_a_promoted_type_the_line_to_write_is_named():
             call(*arguments)
     y, dates = np.zeros(2, np.uint64), np.array(["2020-01-01"], "M8[D]")
     assert unpromoted(*given, y) is y and y.tolist() == [1, 1]
-    with pytest.raises(TypeError, match=r"'x' is float64, 'w' is of none of DLPack"):
-        unpromoted(np.ones(1), dates)
-    with pytest.raises(TypeError, match=r"argument 'x' \(position 0\): its elements have no DLPack type"):
-        unpromoted(dates, dates)
+    check_raises(TypeError, r"'x' is float64, 'w' is of none of DLPack", unpromoted, np.ones(1), dates)
+    check_raises(TypeError, r"argument 'x' \(position 0\): its elements have no DLPack type", unpromoted, dates, dates)
 
 
 def test_a_declared_type_is_not_promoted():

@@ -16,6 +16,7 @@ from interpreter import lines_said
 from line_events import at_each_line
 from numba.core.errors import TypingError
 from oracle import references_kept
+from raising import check_raises
 
 from fastexchange import fast_args
 from fastexchange.calls import dependencies
@@ -72,8 +73,7 @@ def test_type_inference_of_half_precision_that_fails_now(error, monkeypatch):
     assert fast_args(lambda x: x[0])(x) == 2.0  # Numba knows such types from then on
     operations = sys.modules["fastexchange.ground.half.operations"]
     monkeypatch.setattr(operations._AsFloat32, "generic", failing(operations._AsFloat32.generic, error, 2))
-    with pytest.raises(type(error)):
-        kernel(x)
+    check_raises(type(error), None, kernel, x)
     assert [kernel(x) for _ in range(4)] == [4.0] * 4 and native_calls(kernel, x) == 4
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numba import types
 from numba.experimental import jitclass, structref
+from raising import check_raises
 
 from fastexchange import fast_args
 
@@ -55,8 +56,7 @@ WRITES = [
 @pytest.mark.parametrize(("body", "array"), WRITES, ids=[body for body, _ in WRITES])
 def test_no_way_leads_to_readonly_memory(body, array):
     kernel, given = fast_args(function(body, Pair=Pair)), readonly(array)
-    with pytest.raises(numba.TypingError, match="Cannot modify readonly array"):
-        kernel(given)
+    check_raises(numba.TypingError, "Cannot modify readonly array", kernel, given)
     assert given.tobytes() == array.tobytes()
 
 
@@ -114,8 +114,7 @@ FIELDS = ["return H(x).x[0]", "h = H(x.copy())\nh.x = x\nreturn h.x[0]", "k = K(
 @pytest.mark.parametrize("body", FIELDS)
 def test_a_field_does_not_make_readonly_memory_writable(body):
     kernel = fast_args(function(body, H=Holder, K=KeptProxy))
-    with pytest.raises(numba.TypingError, match=r"Cannot give the field 'x' of .* a readonly array"):
-        kernel(readonly(VECTOR))
+    check_raises(numba.TypingError, r"Cannot give the field 'x' of .* a readonly array", kernel, readonly(VECTOR))
     assert kernel(VECTOR.copy()) == 1.0
 
 
@@ -161,13 +160,11 @@ def test_an_output_that_may_be_written_is_none(body):
 
 
 def test_each_compilation_is_looked_at_but_what_only_raises_or_has_no_elements_needs_no_store():
-    with pytest.raises(KeyError):
-        fast_args(function("raise KeyError('this')", "x, y"), out="x[n] -> y[n]")(np.ones(3))
+    check_raises(KeyError, None, fast_args(function("raise KeyError('this')", "x, y"), out="x[n] -> y[n]"), np.ones(3))
     assert fast_args(function("pass", "x, y"), out="x[n] -> y[n, 0]")(np.ones(3)).shape == (3, 0)
     of_a_branch = fast_args(function("if mode is None:\n  y = x\nelse:\n  y[:] = x", "x, mode, y"), out="x[n] -> y[n]")
     assert of_a_branch(np.ones(3), 1).tolist() == [1.0] * 3
-    with pytest.raises(ValueError, match="never writes"):
-        of_a_branch(np.ones(3), None)
+    check_raises(ValueError, "never writes", of_a_branch, np.ones(3), None)
 
 
 def test_the_output_that_is_meant_is_named():
@@ -176,8 +173,7 @@ def test_the_output_that_is_meant_is_named():
         lambda: fast_args(made, out=out, mutates=("x",))(np.ones(3)),
         lambda: fast_args("(float64[:], float64[:], float64[:])", out=out)(made),
     ):
-        with pytest.raises(ValueError, match="output 'z'"):
-            call()
+        check_raises(ValueError, "output 'z'", call)
 
 
 def test_code_that_is_loaded_has_been_looked_at(tmp_path, monkeypatch):
@@ -188,8 +184,7 @@ def test_code_that_is_loaded_has_been_looked_at(tmp_path, monkeypatch):
         module = importlib.import_module("never_written")
         fast_args(module.f, cache=True)(np.ones(3), np.ones(3))  # not an output: its code is kept
         kernel = fast_args(module.f, cache=True, out="x[n] -> y[n]")
-        with pytest.raises(ValueError, match="never writes"):
-            kernel(np.ones(3))
+        check_raises(ValueError, "never writes", kernel, np.ones(3))
         assert sum(kernel.stats.cache_hits.values()) > 0, kernel.stats
 
 

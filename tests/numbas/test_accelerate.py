@@ -22,6 +22,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaWarning
 from numba.core.registry import CPUDispatcher
 from numba.extending import intrinsic, register_model, typeof_impl, unbox
+from raising import check_raises
 
 from fastexchange import FastKernel, accelerate, fast_args
 from fastexchange.dispatch.boxing import is_plain
@@ -97,11 +98,9 @@ def test_other_errors():
 
     kernel = accelerated(fails)
     for count in (1, 2, 3):
-        with pytest.raises(ValueError, match=r"^own words$"):
-            kernel(np.zeros(2))
+        check_raises(ValueError, r"^own words$", kernel, np.zeros(2))
         assert len(calls) == count
-    with pytest.raises(numba.TypingError, match=r"unknown_name\(x: array"):
-        accelerated(unknown_name)(Dunder(np.zeros(2)))
+    check_raises(numba.TypingError, r"unknown_name\(x: array", accelerated(unknown_name), Dunder(np.zeros(2)))
     in_object_mode = accelerated(lambda x: (globals(), type(x).__name__), forceobj=True)
     assert type(in_object_mode) is CPUDispatcher
     assert [in_object_mode(fast_args(add)) for _ in range(3)] == [(globals(), "FastKernel")] * 3
@@ -139,8 +138,7 @@ def test_the_functions_of_named_packages():
             assert isinstance(made_in("theirs"), FastKernel) and registry.CPUDispatcher is not CPUDispatcher
     assert type(made_in("ours")) is CPUDispatcher and isinstance(received, FastKernel)
     for name, error in ((3, TypeError), ("my-package", ValueError), ("", ValueError), ("a..b", ValueError)):
-        with pytest.raises(error, match=r"accelerate\(\)"):
-            accelerate(name)
+        check_raises(error, r"accelerate\(\)", accelerate, name)
 
 
 def test_a_first_calls_result_is_its_callers_alone_and_a_kernel_that_nobody_holds_is_gone():
@@ -352,8 +350,7 @@ def test_what_is_in_the_place_of_numbas_compiling_is_asked(monkeypatch, where):
     assert [len(args) for args in seen] == [1, 1]
     if torch is not None:
         assert function(torch.arange(3.0)) == 3.0
-    with pytest.raises(numba.TypingError):
-        function("no array")
+    check_raises(numba.TypingError, None, function, "no array")
 
 
 PATCHED = """

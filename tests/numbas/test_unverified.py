@@ -14,6 +14,7 @@ import pytest
 from forked import needs_fork
 from interpreter import copy_native_code
 from other_ways import run_changed
+from raising import check_raises
 
 from fastexchange._abi import ffi
 from fastexchange.arguments import buffer
@@ -171,8 +172,7 @@ def test_addresses_that_cannot_be_read():
     assert is_readable(at, 16) and is_readable(at + 1, 1, alignment=1) and checked_address(at, 16) == at
     for word in (0, at + 1, -8, 2**63 - 8, 2**64):
         assert not is_readable(word, 8)
-        with pytest.raises(ValueError, match="no address"):
-            checked_address(word, 8)
+        check_raises(ValueError, "no address", checked_address, word, 8)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="memory is protected by another function")

@@ -13,6 +13,7 @@ from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.typing.context import BaseContext as TypingContext
 from numba.extending import overload
+from raising import check_raises
 
 from fastexchange import explain, fast_args
 from fastexchange.arguments import strings
@@ -44,8 +45,7 @@ def named(x):
 
 def refused():
     for argument in ([1, "a"], object()):
-        with pytest.raises(TypeError):
-            fast_args(lambda x: x)(argument)
+        check_raises(TypeError, None, fast_args(lambda x: x), argument)
 
 
 def accelerated():
