@@ -20,29 +20,29 @@ class ExportedTensor(_Tensor, stream=first_stream, dltensor_from_py_object_no_sy
 
 
 @functools.cache
-def function_of(count: int, body: str = "pass"):
-    """A function with parameters ``a0, a1 …``."""
+def function_of(parameters: int | str, body: str = "pass"):
+    """A function with these parameters, or so many: ``a0, a1 …``."""
+    named = parameters if isinstance(parameters, str) else ", ".join(f"a{i}" for i in range(parameters))
     namespace: dict = {}
-    exec(f"def kernel({', '.join(f'a{i}' for i in range(count))}): {body}", namespace)
+    exec(f"def kernel({named}): {body}", namespace)
     return namespace["kernel"]
 
 
-def dispatcher_of(package, count: int, body: str = "pass", signature=None, **options):
-    """A new dispatcher for an empty kernel with so many parameters."""
-    jit = package.jit(**options) if signature is None else package.jit(signature, **options)
-    return jit(function_of(count, body))
+def dispatcher_of(package, parameters, body: str = "pass", signature=None, **options):
+    """A new dispatcher for an empty kernel with these parameters."""
+    return package.jit(*[signature] * (signature is not None), **options)(function_of(parameters, body))
 
 
-def kernel_of(package, count: int, body: str = "pass", signature=None, **options):
+def kernel_of(package, parameters, *more, **options):
     """The same, a kernel."""
-    return fast_args(dispatcher_of(package, count, body, signature, **options))
+    return fast_args(dispatcher_of(package, parameters, *more, **options))
 
 
-def elementwise(cuda, head: str, statement: str, **options):
+def elementwise(cuda, head: str, statement: str, *signature, **options):
     """A dispatcher for the kernel ``head``, whose thread `i` makes the statement, if what that writes to has an element `i`."""
     name, written, namespace = head.partition("(")[0], statement.partition("[")[0], {"cuda": cuda, "__name__": __name__}
     exec(f"def {head}:\n    i = cuda.grid(1)\n    if i < {written}.shape[0]:\n        {statement}", namespace)
-    return cuda.jit(**options)(namespace[name])
+    return cuda.jit(*signature, **options)(namespace[name])
 
 
 @functools.cache

@@ -16,14 +16,14 @@ import cuda_stub
 import numpy as np
 import pytest
 from comparing import launches_of, numbers_of, on_their_side, words_of
-from cuda_checks import is_refused
+from cuda_checks import is_refused, launched
 from cuda_tensors import DeviceTensor
 from launches import ExportedTensor, Interface, address, device_array, function_of, kernel_of, launch_cached
 
 from fastexchange import fast_args
 from fastexchange._abi import ffi
 
-both_packages = pytest.mark.both_packages
+pytestmark = pytest.mark.both_packages
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 with contextlib.suppress(ImportError):
     import ml_dtypes
@@ -98,7 +98,6 @@ ARRAYS = {
 }
 
 
-@both_packages
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays(record, package, name):
     """All in one launch; those that the package itself passes as it should also beside its own."""
@@ -112,7 +111,6 @@ def test_arrays(record, package, name):
         assert numbers_of(record.launches[-1]) == expected
 
 
-@both_packages
 def test_readonly_arrays(record, package):
     """What a table only exports, in flags. Device arrays cannot be readonly: types are those of objects without strides."""
     arrays = [
@@ -157,7 +155,6 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-@both_packages
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments(record, package, name):
     x = DeviceTensor((3, 4), "float32", (8, 1), data=address(package))
@@ -167,13 +164,11 @@ def test_arguments(record, package, name):
     check(record, package, ARGUMENTS[name](x, y))
 
 
-@both_packages
 def test_a_float16_that_is_no_number_keeps_its_bits(record, package):
     """numba-cuda-mlir's own launch makes another one of it."""
     kernel = kernel_of(package, 1)
     for bits in (0x7E00, 0x7E01, 0xFE55):
-        kernel[1, 1](np.uint16(bits).view(np.float16))
-        assert record.launches[-1].parameters == (bits.to_bytes(2, "little"),)
+        assert launched(record, kernel[1, 1], np.uint16(bits).view(np.float16)).parameters == (bits.to_bytes(2, "little"),)
 
 
 # ---- configurations --------------------------------------------------------------------------------------------------
@@ -183,7 +178,6 @@ CONFIGURATIONS = [
 ]  # fmt: skip
 
 
-@both_packages
 def test_configurations(record, package):
     arguments, dispatcher, seen = launches_of(record, package, [1, DeviceTensor((3,), data=address(package))])
     theirs, ours = dispatcher(), fast_args(dispatcher())
@@ -197,12 +191,11 @@ def test_configurations(record, package):
             launch(*arguments)
             assert seen() == expected, configuration
         assert record.launches[-1].shared == (configuration[3] if len(configuration) > 3 else 0)
-    ours[[np.int32(7), 5], [np.uint8(32), True], None, np.int64(16)](*arguments)  # the packages want ints and tuples
-    launch = record.launches[-1]
+    odd = [np.int32(7), 5], [np.uint8(32), True], None, np.int64(16)  # the packages want ints and tuples
+    launch = launched(record, ours[odd], *arguments)
     assert (launch.grid, launch.block, launch.shared) == ((7, 5, 1), (32, 1, 1), 16)
 
 
-@both_packages
 def test_a_stream(record, package):
     """That is given, and then a producer's."""
     stream = package.stream()
@@ -216,7 +209,6 @@ def test_a_stream(record, package):
     assert seen() == theirs and record.launches[-1].stream == int(stream.handle)
 
 
-@both_packages
 def test_cooperative_launches(record, package):
     body = "g = cg.this_grid(); g.sync()"
     function_of(1, body).__globals__["cg"] = package.cg
@@ -224,7 +216,6 @@ def test_cooperative_launches(record, package):
     assert record.launches[-1].cooperative
 
 
-@both_packages
 def test_clusters(record, package):
     if package.__name__ == "numba.cuda":
         pytest.skip("numba-cuda launches no clusters")

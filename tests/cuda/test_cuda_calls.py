@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
-from cuda_checks import all_given_back, in_threads, is_refused
+from cuda_checks import all_given_back, in_threads, is_refused, launched
 from cuda_tensors import DeviceTensor
 from launches import ExportedTensor, Interface, address, device_array, dispatcher_of, kernel_of, launch_cached, tensor
 from numba import types
@@ -40,22 +40,23 @@ def with_defaults(a, b=2, c=3.5):
     pass
 
 
+KEYWORDS = [  # arguments, and what is launched
+    ((1,), {}, (1, 2, 3.5)), ((1, 5), {}, (1, 5, 3.5)), ((1,), {"c": 0.5}, (1, 2, 0.5)),
+    ((), {"c": 0.5, "b": 7, "a": 1}, (1, 7, 0.5)), ((1, 5, 6.5), {}, (1, 5, 6.5)),
+]  # fmt: skip
+
+
 def test_keywords_and_defaults(record, package, x):
     kernel = fast_args(package.jit(with_defaults))
     launcher = kernel[1, 32]
-    cases = [
-        ((1,), {}, (1, 2, 3.5)), ((1, 5), {}, (1, 5, 3.5)), ((1,), {"c": 0.5}, (1, 2, 0.5)),
-        ((), {"c": 0.5, "b": 7, "a": 1}, (1, 7, 0.5)), ((1, 5, 6.5), {}, (1, 5, 6.5)),
-    ]  # fmt: skip
     wrong = [
         ((), {"c": x}, "missing 1 required positional argument: 'a'"),
         ((x, 2, x, 4), {}, "takes from 1 to 3 positional arguments but 4 were given"),
         ((x,), {"d": x}, "unexpected keyword argument 'd'"),
         ((x,), {"a": 2}, "multiple values for argument 'a'"),
     ]
-    for arguments, named, expected in cases * 4:
-        launcher(*arguments, **named)
-        assert record.launches[-1].parameters == packed(*expected)
+    for arguments, named, expected in KEYWORDS * 4:
+        assert launched(record, launcher, *arguments, **named).parameters == packed(*expected)
     record.clear()
     with all_given_back(launcher, x):
         for arguments, named, said in wrong * 20:
@@ -82,13 +83,11 @@ def test_signatures_in_turn(record, package, x):
     launches = [(1, x), (-2, x), (2**63, x), (1.5, x), (True, y), (np.int8(3), y), (np.float32(1), (x, y)), (y, x), (1j, 2)]
     expected = []
     for arguments in launches:
-        launcher(*arguments)
-        expected.append(record.launches[-1].packed)
+        expected.append(launched(record, launcher, *arguments).packed)
     assert len(set(expected)) == len(launches)
     for _ in range(4):
         for arguments, wanted in zip(launches, expected, strict=True):
-            launcher(*arguments)
-            assert record.launches[-1].packed == wanted
+            assert launched(record, launcher, *arguments).packed == wanted
         record.clear()
     taken = len(launches) - 1  # an int has one, unless it needs 64 bits without a sign
     assert kernel.counts() == (4 * len(launches) + 1, taken, taken)
@@ -122,8 +121,6 @@ def test_a_number_becomes_the_declared_one_as_numpy_converts_it(record, package,
     for given in numbers:
         with np.errstate(over="ignore"):
             expected = np.dtype(declared.replace("boolean", "bool")).type(given).tobytes()
-        launcher(given)
-        launcher(given)
         launch_cached(launcher, given)
         assert {each.parameters for each in record.launches} == {(expected,)}, repr(given)
         record.clear()
@@ -131,7 +128,7 @@ def test_a_number_becomes_the_declared_one_as_numpy_converts_it(record, package,
         launch_cached(launcher, type(given)(1))
         record.clear()
         for _ in range(3):
-            is_refused(lambda: launcher(given), OverflowError, "kernel()")  # noqa: B023
+            is_refused(functools.partial(launcher, given), OverflowError, "kernel()")
         assert record.launches == []
 
 
@@ -184,8 +181,7 @@ def test_what_a_declared_signature_does_not_take(record, package, mixed, x):
                 launcher(1.0, given, x)
         is_refused(lambda: launcher(1.0, 1, b=x), TypeError, "unexpected keyword")
         launch_cached(launcher, 1.0, 1, x)
-    launcher(a2=x, a1=2, a0=1)
-    assert record.launches[-1].parameters[:2] == (np.float32(1).tobytes(), np.int32(2).tobytes())
+    assert launched(record, launcher, a2=x, a1=2, a0=1).parameters[:2] == (np.float32(1).tobytes(), np.int32(2).tobytes())
     launcher(1.0, 1, np.zeros(3, np.float32))  # which the package copies
     assert "known: native" in str(mixed.explain(1.0, 1, x)) and len(mixed.signatures) == 1
 
@@ -193,12 +189,14 @@ def test_what_a_declared_signature_does_not_take(record, package, mixed, x):
 @both_packages
 def test_layouts_of_declared_arrays(record, package):
     c, f, a = (kernel_of(package, 1, signature=f"void(float32[{what}])")[1, 1] for what in (":,::1", "::1,:", ":,:"))
+
+    def made(strides, cls=DeviceTensor):
+        return cls((3, 4), "float32", strides, data=address(package))
+
     makers = [
-        lambda strides: DeviceTensor((3, 4), "float32", strides, data=address(package)),
-        lambda strides: ExportedTensor((3, 4), "float32", strides, data=address(package)),
-        lambda strides: Interface(makers[0](strides)),
-        lambda strides: device_array(package, makers[0](strides)),
-    ]
+        made, lambda strides: made(strides, ExportedTensor), lambda strides: Interface(made(strides)),
+        lambda strides: device_array(package, made(strides)),
+    ]  # fmt: skip
     fits = [(c, None), (c, (4, 1)), (f, (1, 3)), (a, None), (a, (1, 3)), (a, (8, 2)), (a, (-4, 1))]
     refused = [(c, (1, 3)), (c, (8, 1)), (c, (-4, 1)), (f, None), (f, (1, 4))]
     for make in makers * 2:
@@ -262,7 +260,7 @@ def test_what_is_no_configuration(package):
     kernel = kernel_of(package, 0)
     for kind, configurations in NO_CONFIGURATIONS.items():
         for configuration in configurations:
-            is_refused(lambda: kernel[configuration], kind, "kernel[...]")  # noqa: B023
+            is_refused(functools.partial(kernel.__getitem__, configuration), kind, "kernel[...]")
     for tasks, kind in NO_TASKS.items():
         is_refused(functools.partial(kernel.forall, *tasks), kind, "forall()")
     is_refused(lambda: kernel.forall(), TypeError)
@@ -280,10 +278,8 @@ def test_for_all_tasks(stub, package, x):
         *[(kernel.forall(1000), 11, 96, 0)] * 4, (kernel.forall(1000, 128, None, 512), 8, 128, 512),
         (kernel.forall(1, tpb=32, sharedmem=16), 1, 32, 16), (kernel.forall(np.int64(96)), 1, 96, 0),
     ]:  # fmt: skip
-        launcher(x)
-        launch = stub.launches[-1]
+        launch = launched(stub, launcher, x)
         assert [launch.grid[0], launch.block[0], launch.shared] == expected and launch.grid[1:] == launch.block[1:] == (1, 1)
-    assert len(stub.launches) == 7
 
 
 def test_the_best_block_is_that_for_the_shared_memory(stub, package, x):
@@ -314,20 +310,18 @@ def test_where_no_block_can_run(stub, package, x, shared):
 def test_dynamic_shared_memory(record, stub_or_none, package, x, shared):
     """On the stub: the driver is asked for more than a kernel has without asking, once for the most so far."""
 
-    def asked():
-        return stub_or_none.trace.count("cuFuncSetAttribute") + stub_or_none.trace.count("cuKernelSetAttribute")
+    def are_asked(count) -> bool:
+        names = "cuFuncSetAttribute", "cuKernelSetAttribute"
+        return stub_or_none is None or sum(map(stub_or_none.trace.count, names)) == count
 
-    launcher = kernel_of(package, 1)[1, 32, None, shared]
+    launcher, is_more = kernel_of(package, 1)[1, 32, None, shared], shared > 48 * 1024
     if stub_or_none is not None:
         stub_or_none.set_trace(True)
     launch_cached(launcher, x)
-    launcher.bind(x)()
-    is_more = shared > 48 * 1024
-    assert record.launches[-1].shared == shared and (stub_or_none is None or asked() == is_more)
+    assert launched(record, launcher.bind(x)).shared == shared and are_asked(is_more)
     for amount in (110_000, shared, 105_000, 110_000):
-        launcher.kernel[1, 32, None, amount](x)
-        assert record.launches[-1].shared == amount
-    assert stub_or_none is None or asked() == is_more + 1
+        assert launched(record, launcher.kernel[1, 32, None, amount], x).shared == amount
+    assert are_asked(is_more + 1)
 
 
 @both_packages
@@ -350,8 +344,7 @@ def test_debug_kernels_and_extensions(stub, package):
             self.seen += 1
             return numba_type, 2 * value if type(value) is float else value
 
-    extension = Doubling()
-    array = device_array(package, DeviceTensor((3,), data=address(package)))
+    extension, array = Doubling(), device_array(package, tensor(package))
     kinds = [({"debug": True, "opt": False}, array, "debug=True"), ({"extensions": [extension]}, 1.5, "extensions")]
     for options, value, why in kinds:
         kernel = kernel_of(package, 1, **options)
@@ -381,7 +374,7 @@ def test_callbacks_before_a_launch(stub_or_none, package):
     launcher.kernel.dispatcher[1, 32](1.0)
     assert len(called) == 4 and launcher.kernel[1, 64].pre_launch_callbacks == []
     DeviceTensor.streams[0] = int(package.stream().handle)  # of the tensors' framework: another launch to the package
-    launcher(device_array(package, DeviceTensor((3,), data=address(package))))
+    launcher(device_array(package, tensor(package)))
     assert len(called) == 5
     is_refused(lambda: launcher.kernel.forall(10).pre_launch_callbacks, AttributeError)
 
@@ -410,9 +403,9 @@ def test_what_only_the_package_takes(stub_or_none, package, name):
         if stub_or_none is not None:
             stub_or_none.clear()
         launch(1.0, value)
-        names = copies if stub_or_none is None else [entry.api for entry in stub_or_none.log]
-        assert stub_or_none is None or len(stub_or_none.launches) == 1
-        assert all(any(copy in api for api in names) for copy in copies), names
+        if stub_or_none is not None:
+            names = [entry.api for entry in stub_or_none.log]
+            assert len(stub_or_none.launches) == 1 and all(any(copy in api for api in names) for copy in copies), names
     explained = str(kernel.explain(1.0, value))
     assert "own launch" in explained and "path package" in explained and kernel.counts().fast == 0
     if stub_or_none is not None:
@@ -451,8 +444,7 @@ def test_recompile(record, package, monkeypatch):
     kernel.recompile()
     launch_cached(launcher, x)
     assert record.launches[-1].function not in functions and kernel.counts().compiled == 1
-    bound()  # goes on as it was bound
-    assert record.launches[-1].packed == record.launches[0].packed
+    assert launched(record, bound).packed == record.launches[0].packed  # goes on as it was bound
 
 
 def test_one_kernel_for_each_dispatcher(package):
@@ -521,8 +513,8 @@ def test_elements_that_nobody_computes_with_are_their_bits_if_asked(package):
     """bfloat16 is the package's; to compile a kernel with it takes NVRTC, which is not everywhere."""
     ml_dtypes, dispatcher = pytest.importorskip("ml_dtypes"), dispatcher_of(package, 1)
     asking = fast_args(dispatcher, storage=True)
-    for name in ("float8_e5m2", "float8_e4m3fn"):
-        assert str(asking._element_of(dtype_field(np.dtype(getattr(ml_dtypes, name))))) == "uint8"
+    for dtype in (ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn):
+        assert str(asking._element_of(dtype_field(np.dtype(dtype)))) == "uint8"
     for kernel in (asking, fast_args(dispatcher)):
         assert "bfloat16" in str(kernel._element_of(BFLOAT16)).lower()
 
@@ -605,13 +597,15 @@ def test_rebinding(record, package, x):
 def test_a_bound_launch_raises_what_the_launch_raises(record, package, x):
     launcher = kernel_of(package, 2)[1, 32]
     launch = launcher.bind(1, x)
-    is_refused(lambda: launcher.bind(), TypeError, "missing")
-    is_refused(lambda: launcher.bind(1, 2, 3), TypeError, "takes 2")
-    is_refused(lambda: launch(1), TypeError, "takes no arguments, 1 given")
-    is_refused(lambda: launch.rebind(b=1), TypeError, "'b', which is no parameter")
-    is_refused(lambda: launch.rebind(a1=tensor(package, device_type=1))(), BufferError, "kDLCPU:0")
-    for copied in (copy.copy, pickle.dumps):
-        is_refused(lambda copied=copied: copied(launch), TypeError, "not pickled or copied")
+    for call, kind, said in [
+        (lambda: launcher.bind(), TypeError, "missing"), (lambda: launcher.bind(1, 2, 3), TypeError, "takes 2"),
+        (lambda: launch(1), TypeError, "takes no arguments, 1 given"),
+        (lambda: launch.rebind(b=1), TypeError, "'b', which is no parameter"),
+        (lambda: launch.rebind(a1=tensor(package, device_type=1))(), BufferError, "kDLCPU:0"),
+        (lambda: copy.copy(launch), TypeError, "not pickled or copied"),
+        (lambda: pickle.dumps(launch), TypeError, "not pickled or copied"),
+    ]:  # fmt: skip
+        is_refused(call, kind, said)
     launch.rebind(a1=x)()
     assert len(record.launches) == 1
 
@@ -619,11 +613,7 @@ def test_a_bound_launch_raises_what_the_launch_raises(record, package, x):
 def test_threads_that_launch_while_it_is_rebound(record, package):
     x, y = tensor(package), tensor(package, (5,))
     launch = kernel_of(package, 1)[1, 32].bind(x)
-
-    def work():
-        for _ in range(200):
-            launch()
-
     with all_given_back(x, y):
-        in_threads(*[work] * 4, meanwhile=lambda: [launch.rebind(a0=each) for _ in range(20) for each in (y, x)])
+        in_threads(*[lambda: [launch() for _ in range(200)]] * 4,
+                   meanwhile=lambda: [launch.rebind(a0=each) for _ in range(20) for each in (y, x)])  # fmt: skip
     assert len(record.launches) == 800 and len({each.packed for each in record.launches}) <= 2
