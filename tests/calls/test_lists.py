@@ -5,6 +5,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import re
 import sys
 import weakref
 
@@ -16,12 +17,15 @@ from frameworks import FRAMEWORKS, each_mutable_framework, needs_torch, torch
 from made_producers import ONLY_NUMBA, Dunder, Ledger, borrow, ffi, tabled_type
 from numba import literal_unroll
 from oracle import blocks_in_use, check_same_as_njit, references_kept, type_and_message
+from raising import check_raises
 from ways import Acting
 
 from fastexchange import fast_args, from_dlpack
 from fastexchange.ground.parameters import flatten
 
 pytestmark = pytest.mark.usefixtures("numba_counts_blocks")
+WARM = 4  # the first call makes the cache entry
+Pair = collections.namedtuple("Pair", "left right")
 
 
 @fast_args
@@ -30,10 +34,6 @@ def total(tensors, factor):
     for tensor in tensors:
         s += tensor.sum() * factor
     return s
-
-
-unlocked_total = fast_args(total.py_func, nogil=True)
-length = fast_args(lambda tensors: len(tensors))
 
 
 @fast_args
@@ -49,9 +49,6 @@ def first_doubled(tensors):
     return tensors
 
 
-item_and_view = fast_args(lambda tensors: (tensors[1], tensors[0][1:], len(tensors)))
-
-
 @fast_args
 def swap(tensors):
     tensors[0], tensors[1] = tensors[1], tensors[0]
@@ -63,9 +60,10 @@ def turn_first(tensors):
     tensors[0] = tensors[0][::-1]
 
 
-def readonly(array):
-    array.flags.writeable = False
-    return array
+unlocked_total = fast_args(total.py_func, nogil=True)
+length = fast_args(lambda tensors: len(tensors))
+item_and_view = fast_args(lambda tensors: (tensors[1], tensors[0][1:], len(tensors)))
+LIKE_ARRAYS = [lambda array: array, *([torch.from_numpy] if torch is not None else [])]
 
 
 def arrays(count: int, dtype=np.float64) -> list:
@@ -87,11 +85,10 @@ def blocks_kept():
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def test_every_framework_and_length(framework):
     for kernel, count in itertools.product((total, unlocked_total), (1, 2, 64, 65, 300)):
-        tensors = tensors_of(framework, arrays(count))
+        tensors, wanted = tensors_of(framework, arrays(count)), 2.0 * sum(array.sum() for array in arrays(count))
         kernel(tensors, 2.0)
         with blocks_kept(), references_kept(*tensors, tensors):
-            for _ in range(4):
-                assert kernel(tensors, 2.0) == 2 * sum(float(array.sum()) for array in arrays(count))
+            assert [kernel(tensors, 2.0) for _ in range(WARM)] == [wanted] * WARM
         mixed = [tensors[0], np.arange(4.0), framework.tensor(np.arange(5.0))]
         assert kernel(mixed, 1.0) == kernel(mixed[::-1], 1.0) == 6 + 10
 
@@ -114,15 +111,15 @@ def test_lists_in_tuples_and_beside_other_arguments():
 
 ITEMS = {
     "C": np.ones((2, 3), "f4"), "F": np.ones((3, 2), "f4").T, "strided": np.ones((4, 6), "f4")[::2, ::2],
-    "C and F": np.ones((1, 1), "f4"), "empty": np.ones((0, 2), "f4"), "readonly": readonly(np.ones((2, 3), "f4")),
+    "C and F": np.ones((1, 1), "f4"), "empty": np.ones((0, 2), "f4"), "readonly": np.ones((2, 3), "f4"),
 }  # fmt: skip
+ITEMS["readonly"].flags.writeable = False
 
 
 def common_type(views) -> numba.types.Array:
     """The type that all arrays are of."""
     layout = next((order for order in "CF" if all(view.flags[f"{order}_CONTIGUOUS"] for view in views)), "A")
-    is_readonly = not all(view.flags.writeable for view in views)
-    return numba.types.Array(numba.float32, 2, layout, readonly=is_readonly)
+    return numba.types.Array(numba.float32, 2, layout, readonly=not all(view.flags.writeable for view in views))
 
 
 def test_items_of_several_layouts_and_frameworks():
@@ -131,10 +128,9 @@ def test_items_of_several_layouts_and_frameworks():
     for layouts in itertools.combinations_with_replacement(ITEMS, 2):
         for frameworks in itertools.product(FRAMEWORKS, repeat=2):
             arrays = [ITEMS[layout][...] for layout in layouts]
-            pairs = list(zip(frameworks, arrays, strict=True))
-            if all(array.flags.writeable or each.readonly for each, array in pairs):
-                tensors = [each.tensor(array) for each, array in pairs]
-                views = [each.view(tensor, array) for tensor, (each, array) in zip(tensors, pairs, strict=True)]
+            if all(array.flags.writeable or each.readonly for each, array in zip(frameworks, arrays, strict=True)):
+                tensors = [each.tensor(array) for each, array in zip(frameworks, arrays, strict=True)]
+                views = [each.view(*pair) for each, *pair in zip(frameworks, tensors, arrays, strict=True)]
                 before = [sys.getrefcount(tensor) for tensor in tensors]
                 for i in range(2):
                     count, same, size = kernel(tensors, i)
@@ -155,8 +151,7 @@ def test_a_changed_list_is_changed_and_what_it_loses_is_set_free(framework):
     cut, tensors = fast_args(lambda tensors: (tensors.pop(), tensors.pop(0))[2:]), tensors_of(framework, arrays(4))
     cut(tensors[:])
     with blocks_kept(), references_kept(*tensors):
-        for _ in range(4):
-            short = tensors[:]
+        for short in [tensors[:] for _ in range(WARM)]:
             cut(short)
             assert len(short) == 2 and short[0] is tensors[1] and short[1] is tensors[2]
         del short
@@ -173,8 +168,7 @@ def test_a_list_passed_twice_is_one_list_and_is_changed_although_the_kernel_rais
         x, y = arrays(2), arrays(2)
         assert kernel(x, x) == 3 and len(x) == 3 and x[2] is x[0]
         assert kernel(y, y[:]) == 2 and len(y) == 3
-    for _ in range(3):
-        x = arrays(3)
+    for x in [arrays(3) for _ in range(3)]:
         assert type_and_message(kernel, x, x) == (ValueError, "no more") and len(x) == 4 and x[3] is x[0]
 
 
@@ -184,8 +178,7 @@ def test_a_list_that_cannot_be_changed_as_the_kernel_did():
     for call in (lambda: turn_first(tensors), turn_first.bind(tensors)):
         blocks = []
         for _ in range(7):
-            with pytest.raises(BufferError, match="negative stride"):
-                call()
+            check_raises(BufferError, "negative stride", call)
             blocks.append(blocks_in_use())
         assert blocks[6] <= blocks[2] + 1 and len(tensors) == 2 and tensors[0].tolist() == [0, 2, 4]
     assert total([torch.ones(2)], 1.0) == 2
@@ -253,8 +246,7 @@ def test_a_bound_launch_whose_list_becomes_one_that_cannot_be_bound():
     x = arrays(2)
     launch = fast_args(lambda tensors: tensors.clear()).bind(x)
     assert launch() is None and x == []
-    with pytest.raises(ValueError, match="empty list"):  # an ordinary call, as under plain Numba
-        launch()
+    check_raises(ValueError, "empty list", launch)  # an ordinary call, as under plain Numba
     x += arrays(3)
     assert launch() is None and x == []
     launch.rebind(tensors=arrays(2))
@@ -264,14 +256,13 @@ def test_a_bound_launch_whose_list_becomes_one_that_cannot_be_bound():
 # ---- other lists, and bad ones ---------------------------------------------------------------------------------------
 def test_lists_of_anything_else_and_beside_what_only_numba_takes():
     kernel = fast_args(lambda values, text: values.append(values[0] + values[0]))
-    for first in (1.5, "a", np.ones(2), *([torch.ones(2)] if torch is not None else [])):
+    for first in (1.5, "a", *(make(np.ones(2)) for make in LIKE_ARRAYS)):
         for text in ("", "", ONLY_NUMBA, ONLY_NUMBA):
             values = [first]
             kernel(values, text)
             assert len(values) == 2 and type(values[1]) is type(first)
             assert type(first) in (float, str) or values[0] is first
-    with pytest.raises(ValueError, match="empty list"):
-        kernel([], "")
+    check_raises(ValueError, "empty list", kernel, [], "")
 
 
 @pytest.mark.slow
@@ -295,14 +286,11 @@ def test_frames_of_unusual_size_are_not_kept():
 
 
 def test_items_of_different_types(framework):
+    said = r"^total\(\): argument 'tensors' \(position 0\): the tensors of a list have one element type"
     for other in (np.ones(2, np.float32), np.ones((2, 2))):
-        with pytest.raises(TypeError) as caught:
-            total(tensors_of(framework, [np.ones(2), np.ones(2), other]), 1.0)
-        message = str(caught.value)
-        assert message.startswith("total(): argument 'tensors' (position 0): the tensors of a list have one element type")
+        check_raises(TypeError, said, total, tensors_of(framework, [np.ones(2), np.ones(2), other]), 1.0)
         assert total([np.ones(2)], 1.0) == 2.0
-        with pytest.raises(TypeError, match=r"item 0 is 1-d float64, item 2 \d-d float"):
-            total([np.ones(2), np.ones(2), other], 1.0)
+        check_raises(TypeError, r"item 0 is 1-d float64, item 2 \d-d float", total, [np.ones(2), np.ones(2), other], 1.0)
         assert "refused with TypeError" in total.explain([np.ones(2), other], 1.0).outcome
 
 
@@ -316,10 +304,9 @@ def test_a_tuple_of_different_types_is_walked_as_the_message_says(framework):
 
     given = tensors_of(framework, [np.ones(2), np.ones(3, np.int32), np.ones((2, 2))])
     assert walked(tuple(given)) == walked(tuple(given)) == 9.0
+    advice = re.escape("pass a tuple: `from numba import literal_unroll`, `for each in literal_unroll(xs)`") + "$"
     for kernel, mixed in ((walked, given), (fast_args(lambda xs: len(xs)), [np.ones(2), 1])):
-        kind, message = type_and_message(kernel, mixed)
-        assert kind is TypeError
-        assert message.endswith("pass a tuple: `from numba import literal_unroll`, `for each in literal_unroll(xs)`")
+        check_raises(TypeError, advice, kernel, mixed)
 
 
 def of_itself(x, times: int = 1) -> list:
@@ -334,8 +321,7 @@ def test_lists_in_a_list():
         for bad, words in (([x, [x]], in_it), (of_itself(x), in_it), ([[x], [x]], "a list of lists"), ([[x], x], "")):
             with references_kept(x):
                 for _ in range(2):
-                    with pytest.raises(TypeError, match=rf"argument 'tensors' \(position 0\).*{words}"):
-                        total(bad, 1.0)
+                    check_raises(TypeError, rf"argument 'tensors' \(position 0\).*{words}", total, bad, 1.0)
         assert total([x, x], 1.0) == 2 * np.asarray(from_dlpack(x)).sum()
 
 
@@ -346,8 +332,7 @@ def test_a_list_of_itself_is_entered_once():
     found = list(itertools.islice(flatten(3, value), 100))
     assert [id(item) for _, item in found] == list(map(id, [value, tensors, *tensors, 5, tensors]))
     assert [found[i][0].place for i in (2, 3, 24)] == [(0, 0), (0, 1), (2,)]
-    with pytest.raises((TypeError, ValueError)):
-        total(tensors, 1.0)
+    check_raises((TypeError, ValueError), None, total, tensors, 1.0)
 
 
 def test_a_list_that_changes_while_it_is_read():
@@ -356,11 +341,9 @@ def test_a_list_that_changes_while_it_is_read():
     assert kernel([Dunder(np.ones(2), ledger)] * 4, others) == 3
     for _ in range(4):
         tensors = [Acting(np.full(2, 1.0 * i), ledger) for i in range(1, 5)]
-        for tensor in tensors:
-            tensor.act = lambda: (tensors.clear(), gc.collect())  # noqa: B023
-        del tensor
-        assert kernel(tensors, others) == 6.0
-        assert tensors == []
+        for i in range(4):
+            tensors[i].act = lambda: (tensors.clear(), gc.collect())  # noqa: B023
+        assert kernel(tensors, others) == 6.0 and tensors == []
     ledger.check(ledger.made)
 
 
@@ -369,26 +352,17 @@ def test_a_producer_that_fails_amid_a_list():
     good, bad = [Dunder(np.ones(2), ledger) for _ in range(70)], Acting(np.ones(2), ledger)
     bad.act = lambda: 1 / 0
     for _ in range(3):
-        with pytest.raises(ZeroDivisionError):
-            total([*good, bad], 1.0)
+        check_raises(ZeroDivisionError, "division by zero", total, [*good, bad], 1.0)
     ledger.check(ledger.made)
     assert total(good, 1.0) == 140
 
 
 def test_a_tuple_with_indexing_of_its_own_is_no_tensor():
-    class Odd(tuple):
-        def __getitem__(self, index):
-            raise AssertionError("asked")
-
-    with pytest.raises(TypeError, match="Odd is no tensor"):
-        total(Odd((np.ones(2),)), 1.0)
+    odd = type("Odd", (tuple,), {"__getitem__": lambda self, index: pytest.fail("asked")})
+    check_raises(TypeError, "Odd is no tensor", total, odd((np.ones(2),)), 1.0)
 
 
 # ---- tuples in cached calls: each item is read by a row of its own, whatever its type is in this call ---------------
-WARM = 4  # the first call makes the cache entry
-Pair = collections.namedtuple("Pair", "left right")
-
-
 def test_a_nest_gets_a_cache_entry(framework):
     x, y = framework.tensor(np.array([1.0, 2.0])), framework.tensor(np.array([10.0, 20.0]))
     kernel = fast_args(lambda tree: tree[0][0] + tree[1][1][0])
@@ -399,8 +373,7 @@ def test_a_nest_gets_a_cache_entry(framework):
 
 def test_items_of_other_types_get_a_cache_entry_of_their_own():
     kernel = fast_args(lambda pair: pair[0][0] - pair[1][0])
-    x, y = np.array([1.0]), np.array([5.0])
-    of = [lambda array: array, tabled_type("Other")] + ([torch.from_numpy] if torch is not None else [])
+    x, y, of = np.array([1.0]), np.array([5.0]), [tabled_type("Other"), *LIKE_ARRAYS]
     for left, right in list(itertools.product(of, of)) * WARM:
         assert kernel((left(x), right(y))) == -4.0
     assert len(kernel.signatures) == 1 and len(cache_entries(kernel)) == min(len(of) ** 2, 8)
@@ -433,6 +406,5 @@ def test_a_producer_that_fails_amid_a_tuple():
     assert [kernel(good, (1, good)) for _ in range(WARM)] == [2.0] * WARM and len(cache_entries(kernel)) == 1
     with references_kept(good, bad):
         for _ in range(3):
-            with pytest.raises(BufferError, match=r"argument 'pair' \(position 1\)"):
-                kernel(good, (1, bad))
+            check_raises(BufferError, r"argument 'pair' \(position 1\)", kernel, good, (1, bad))
             assert kernel(good, (1, good)) == 2.0
