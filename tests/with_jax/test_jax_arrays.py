@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from exchanges import together
 from forked import fork_python
-from frameworks import jax_with_64_bits, torch
+from frameworks import jax_with_64_bits, refused, torch
 from interpreter import run_python
 from numba import njit
 from numba.core.errors import TypingError
@@ -60,12 +60,10 @@ def test_elements_that_jax_does_not_export(dtype):
     x = jnp.ones(3, dtype)
     why = rf"argument 'x' \(position 0\).* cannot be .* elements, {dtype}: .*; convert the array to a wider type"
     for value in x, (x,), [x]:
-        with pytest.raises(BufferError, match=why):
-            total(value)
+        refused(BufferError, why, total, value)
         assert "refused with BufferError" in total.explain(value).outcome
     for function in from_dlpack, fast_args(seen.py_func, nogil=True):
-        with pytest.raises(BufferError, match=dtype):
-            function(x)
+        refused(BufferError, dtype, function, x)
 
 
 def test_native_code_reads_each_new_array():
@@ -118,8 +116,7 @@ def test_deleted_and_donated_arrays_are_refused_as_by_jax(options, dtype):
     deleted.delete()
     heir = give(donated)
     for array in (deleted, donated):
-        with pytest.raises(RuntimeError, match=r"argument 'x' \(position 0\) .*Array has been deleted with shape=\w+\[4\]"):
-            kernel(array)
+        refused(RuntimeError, r"argument 'x' \(position 0\) .*Array has been deleted with shape=\w+\[4\]", kernel, array)
     assert kernel(heir)[0] == 8
 
 
@@ -302,8 +299,7 @@ def test_an_error_of_jax_names_the_argument_also_of_kernels_with_outputs():
     one, two = jnp.ones(3), jnp.ones(3)
     added(one, two)
     two.delete()
-    with pytest.raises(RuntimeError, match=r"^added\(\): argument '\w+' \(position 1\) cannot be passed .*deleted"):
-        added(one, two)
+    refused(RuntimeError, r"^added\(\): argument '\w+' \(position 1\) cannot be passed .*deleted", added, one, two)
 
 
 @pytest.mark.parametrize("is_wide", [False, True])
