@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_checks import both_ways, in_threads, new_stream, traced
+from cuda_checks import both_ways, in_threads, launched, new_stream, traced
 from cuda_producers import FAILURES, HOST, MANAGED, ArrayInterface, Exports, FailingTensor, Wrapper
 from cuda_tensors import DeviceTensor, OtherTensor
 from made_producers import Ledger
@@ -156,11 +156,9 @@ def test_the_tensors_are_asked_in_each_launch(stub, kernels, world):
     for i in range(24):
         device = 0 if i < 12 else i % 3
         DeviceTensor.streams[device] = stream = world.streams[("mine", "given")[i % 2 if i < 12 else 0], device]
-        kernels[1][1, 32](DeviceTensor((4,), device=device))
-        assert (stub.launches[-1].device, stub.launches[-1].stream) == (device, stream)
-        if device == 0:
-            bound()
-            assert stub.launches[-1].stream == stream
+        made = launched(stub, kernels[1][1, 32], DeviceTensor((4,), device=device))
+        assert (made.device, made.stream) == (device, stream)
+        assert device != 0 or launched(stub, bound).stream == stream
 
 
 ONE, OTHER = ("mine", 0), ("other's", 0)
@@ -202,12 +200,12 @@ def test_a_context_that_is_not_primary(stub, kernels):
     for device in (0, 1):
         context = new_context(device)
         try:
-            for launch in (kernels[0][1, 32], lambda: kernels[1][1, 32](2)):
-                launch()
-                assert (stub.launches[-1].device, stub.launches[-1].context) == (device, stub.primary_context(device))
-            for there in (device, 2):
-                kernels[1][1, 32](DeviceTensor((4,), device=there))
-                assert stub.launches[-1].context == stub.primary_context(there)
+            for launch, there in [
+                (kernels[0][1, 32], device), (lambda: kernels[1][1, 32](2), device),
+                *[(functools.partial(kernels[1][1, 32], DeviceTensor((4,), device=there)), there) for there in (device, 2)],
+            ]:  # fmt: skip
+                made = launched(stub, launch)
+                assert (made.device, made.context) == (there, stub.primary_context(there))
             assert stub.current_context() == int(context)
         finally:
             driver().bindings.cuCtxDestroy(context)
@@ -215,8 +213,8 @@ def test_a_context_that_is_not_primary(stub, kernels):
 
 def test_tensors_on_different_devices_are_refused(stub, kernels):
     first, second = DeviceTensor((4,)), DeviceTensor((4,), device=1)
-    both_ways(lambda: kernels[2][1, 32](first, first))
-    both_ways(lambda: kernels[2][1, 32](second, second))
+    for each in (first, second):
+        both_ways(functools.partial(kernels[2][1, 32], each, each))
     stub.clear()
     DeviceTensor.streams[0], OtherTensor.streams[1] = new_stream(0), new_stream(1)
     other, array = OtherTensor((4,), device=1), ArrayInterface(stub, device=1, stream=OtherTensor.streams[1])
@@ -302,8 +300,7 @@ class _Says:
         return self.said
 
 
-class _Property(_Says):
-    __cuda_stream__ = property(lambda self: self.said)
+_Property = type("_Property", (_Says,), {"__cuda_stream__": property(lambda self: self.said)})
 
 
 def _torch(handle):
@@ -341,8 +338,7 @@ def test_default_streams_can_be_given(record, kernels, package, handle):
     DeviceTensor.streams[0] = new_stream()
     made = [package.default_stream, package.legacy_default_stream, package.per_thread_default_stream][handle]()
     for stream in (handle, made, _torch(handle), _Says((0, handle)), ctypes.c_void_p(handle)):
-        kernels[1][1, 32, stream](DeviceTensor((4,)))
-        assert record.launches[-1].stream == handle
+        assert launched(record, kernels[1][1, 32, stream], DeviceTensor((4,))).stream == handle
 
 
 _PER_THREAD = """
@@ -352,30 +348,25 @@ class Framework:
 def empty(x):
     pass
 
-def two(x, y):
-    pass
+x, mine, other, framework = cuda.device_array(3), DeviceTensor((4,)), OtherTensor((4,)), Framework()
+own, kernel, debug = cuda.jit(empty), fast_args(cuda.jit(empty)), fast_args(cuda.jit(debug=True, opt=False)(empty))
+made = cuda.default_stream(), cuda.legacy_default_stream(), cuda.per_thread_default_stream()
 
-x, mine, other = cuda.device_array(3), DeviceTensor((4,)), OtherTensor((4,))
-own, kernel = cuda.jit(empty), fast_args(cuda.jit(empty))
-
-def streams(launch):
+def streams(launcher, argument):
     stub.clear()
     for _ in range(4):
-        launch()
+        launcher(argument)
     return sorted({each.stream for each in stub.launches})
 
-print(streams(lambda: kernel[1, 32](x)), streams(lambda: kernel[1, 32](7)), streams(lambda: kernel[1, 32, 0](mine)))
-framework = Framework()
-print(*[streams(lambda: kernel[1, 32, stream](mine)) for stream in (None, framework, 1)])
-made = cuda.default_stream(), cuda.legacy_default_stream(), cuda.per_thread_default_stream()
-print(*[streams(lambda: kernel[1, 32, stream](mine)) for stream in made])
-debug = fast_args(cuda.jit(debug=True, opt=False)(empty))
-print(streams(lambda: debug[1, 32](x)), streams(lambda: debug[1, 32, Framework()](x)))
+print(streams(kernel[1, 32], x), streams(kernel[1, 32], 7), streams(kernel[1, 32, 0], mine))
+print(*[streams(kernel[1, 32, stream], mine) for stream in (None, framework, 1)])
+print(*[streams(kernel[1, 32, stream], mine) for stream in made])
+print(streams(debug[1, 32], x), streams(debug[1, 32, Framework()], x))
 if cuda.__name__ == "numba.cuda":  # the other's own launcher does not ask
-    print(streams(lambda: own[1, 32](x)))
+    print(streams(own[1, 32], x))
 stub.clear()
 OtherTensor.streams[0] = 2
-fast_args(cuda.jit(two))[1, 32](mine, other)
+fast_args(cuda.jit(lambda x, y: None))[1, 32](mine, other)
 for each in stub.log:
     if each.api in ("cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernel"):
         print(each.api, each.stream)

@@ -8,7 +8,7 @@ import importlib
 
 import numpy as np
 import pytest
-from cuda_checks import in_threads, is_refused, new_stream
+from cuda_checks import in_threads, is_refused, launched, new_stream
 from cuda_tensors import DeviceTensor, OtherTensor
 from stub_processes import PACKAGES, is_installed, run_package
 
@@ -36,11 +36,7 @@ def kernel(count: int, *signature):
 
 def made(launch, *arguments, times: int = 1) -> int:
     """The function of a launch that the driver has taken, with handles that it has: it looks at them."""
-    for _ in range(times):
-        before = len(stub.launches)
-        launch(*arguments)
-        assert len(stub.launches) == before + 1
-    return stub.launches[-1].function
+    return [launched(stub, launch, *arguments).function for _ in range(times)][-1]
 
 
 def refused(launch, kind, text) -> None:
@@ -70,7 +66,7 @@ def launches_afterwards():
     slow = one.counts().slow
     for reset in resets():
         reset()
-        refused(lambda: fast(old), BufferError, "is not in CUDA's memory")  # noqa: B023
+        refused(functools.partial(fast, old), BufferError, "is not in CUDA's memory")
         old = cuda.to_device(np.ones(4, "f4"))
         launch(old)
     assert one.counts().compiled == 1 and len(one.signatures) == 1
@@ -114,14 +110,17 @@ def by_the_driver():
     from cuda.bindings import driver as bindings
 
     none, fast = kernel(0), kernel(1)[1, 32]
-    for _ in range(4):
-        made(fast, cuda.to_device(np.ones(4, "f4")))
+
+    def launch_new_arrays():
+        for _ in range(4):
+            made(fast, cuda.to_device(np.ones(4, "f4")))
+
+    launch_new_arrays()
     made(none[1, 1])
     assert not int(bindings.cuDevicePrimaryCtxReset(0)[0])
     refused(none[1, 1], CudaError, "CONTEXT_IS_DESTROYED")
     made(none[1, 1])
-    for _ in range(4):
-        made(fast, cuda.to_device(np.ones(4, "f4")))
+    launch_new_arrays()
 
 
 def by_the_other_package():
@@ -158,16 +157,12 @@ def two_threads_that_begin_at_once_are_no_reset():
     """Each finds no witness in the context's list of modules: one of the two is put there, and the other's end means nothing."""
     from fastexchange.cuda import resets
 
-    class Late(type(cuda.current_context().modules)):
-        """As the list looks to a thread that another one overtakes."""
-
-        def __contains__(self, name):
-            return False
-
+    device = cuda.get_current_device().primary_context
+    # As the list looks to a thread that another one overtakes.
+    Late = type("Late", (type(device.modules),), {"__contains__": lambda self, name: False})
     nothing = kernel(1)[1, 1]
     made(nothing, tensor())
     before, handle = resets.count(), made(nothing, tensor())
-    device = cuda.get_current_device().primary_context
     device.modules = Late(device.modules)
     witness = dict(device.modules)["fastexchange"]
     resets.watch(0)
