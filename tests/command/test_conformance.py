@@ -14,197 +14,136 @@ from fastexchange.ground.dlpack import CDEF
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 TABLES = """
-import ctypes
-import os
-import time
+import ctypes, os, time
+import numba
 import numpy as np
 import torch
 from fastexchange import polyfill
 from fastexchange._abi import ffi
+from fastexchange.ground import cpython
+from fastexchange.ground.native import cstring, global_address
 
 def tensors():
     print("[what the function prints]")
-    return [torch.arange(6.0).reshape(2, 3).T, torch.empty(0), torch.tensor(1.0)]
+    return [MATRIX.T, torch.empty(0), torch.tensor(1.0)]
 
-def arrays():
+def readonly():
     polyfill(np.ndarray)
-    readonly = np.arange(3.0)
-    readonly.flags.writeable = False
-    return [np.arange(6.0)[::2], readonly]
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    return array
 
-def number():
-    return 1.0
-
-def none():
-    return []
+arrays = lambda: [np.arange(6.0)[::2], readonly()]
+number = lambda: 1.0
+none = lambda: []
 
 pythonapi = ctypes.pythonapi
 get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", pythonapi))
 capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_New", pythonapi))
-NAME = b"dlpack_exchange_api"
-OWN = ffi.cast("DLPackExchangeAPI *", get(torch.Tensor.__dlpack_c_exchange_api__, NAME))
+NAME, MATRIX = b"dlpack_exchange_api", torch.arange(6.0).reshape(2, 3)
 EXPORT, VIEW, IMPORT = (f"{name}_no_sync" for name in (
     "managed_tensor_from_py_object", "dltensor_from_py_object", "managed_tensor_to_py_object"))
 ALLOCATOR, STREAM = "managed_tensor_allocator", "current_work_stream"
 TAKES = {EXPORT: 2, VIEW: 2, IMPORT: 2, ALLOCATOR: 4, STREAM: 3}
 kept = []
 
-def with_another(name, change, fails=0, prepare=lambda *given: None, of=torch.arange(6.0).reshape(2, 3)):
-    '''A tensor of a type whose function `name` does `change` to what it was given, after the right thing.'''
+def address_of(pointer):
+    return int(ffi.cast("intptr_t", pointer))
+
+def table_of(tensor):
+    return ffi.cast("DLPackExchangeAPI *", get(type(tensor).__dlpack_c_exchange_api__, NAME))
+
+def with_function(name, function, of=MATRIX):
+    '''A tensor of a type whose table has this function.'''
+    table = ffi.new("DLPackExchangeAPI *", table_of(of)[0])
+    address = getattr(function, "address", None) or ctypes.cast(function, ctypes.c_void_p).value
+    setattr(table, name, ffi.cast(ffi.typeof(getattr(table, name)), address))
+    kept.append((table, function))
+
+    class Other(type(of)):
+        __dlpack_c_exchange_api__ = capsule(address_of(table), NAME, None)
+
+    return of.view(Other) if isinstance(of, np.ndarray) else of.as_subclass(Other)
+
+def with_another(name, change=lambda *given: None, returns=None, prepare=lambda *given: None, of=MATRIX):
+    '''The function does `change` to what it was given, after the right thing, and returns what that has returned.'''
     arguments = [ctypes.c_void_p] * TAKES[name]
     prototype = ctypes.CFUNCTYPE if name == ALLOCATOR else ctypes.PYFUNCTYPE
-    right = prototype(ctypes.c_int, *arguments)(int(ffi.cast("intptr_t", getattr(OWN, name))))
+    right = prototype(ctypes.c_int, *arguments)(address_of(getattr(table_of(of), name)))
 
     @prototype(ctypes.c_int, *arguments)
     def wrong(*given):
         prepare(*given)
         code = right(*given)
         change(*given)
-        return code if fails == 0 else fails or 0
+        return code if returns is None else returns
 
-    table = ffi.new("DLPackExchangeAPI *", OWN[0])
-    setattr(table, name, ffi.cast(ffi.typeof(getattr(table, name)), ctypes.cast(wrong, ctypes.c_void_p).value))
-    kept.append((table, wrong))
-    address = int(ffi.cast("intptr_t", table))
+    return with_function(name, wrong, of)
 
-    class Other(torch.Tensor):
-        __dlpack_c_exchange_api__ = capsule(address, NAME, None)
+def raising(code):
+    '''It sets an exception, as a callback of ctypes cannot, and returns `code`.'''
+    @numba.cfunc("int32(intp, intp)")
+    def wrong(ob, out):
+        cpython.PyErr_SetString(global_address("PyExc_ValueError"), cstring("no"))
+        return code
 
-    return of.as_subclass(Other)
+    return wrong
 
 def shown(out):
     return ffi.cast("DLManagedTensorVersioned **", out)[0].dl_tensor
 
-def leaks():
-    return with_another(EXPORT, lambda ob, out: pythonapi.Py_IncRef(ctypes.py_object(ctypes.cast(ob, ctypes.py_object).value)))
+def viewed(out):
+    return ffi.cast("DLTensor *", out)
 
-def without_strides():
-    return with_another(EXPORT, lambda ob, out: setattr(shown(out), "strides", ffi.NULL))
-
-def of_another_type():
-    return with_another(EXPORT, lambda ob, out: setattr(shown(out).dtype, "bits", 16))
-
-def writes_nothing():
-    return with_another(EXPORT, lambda ob, out: ctypes.memset(out, 0, 8))
-
-def fails():
-    return with_another(EXPORT, lambda ob, out: None, -1)
-
-def elsewhere():
-    return with_another(VIEW, lambda ob, out: setattr(ffi.cast("DLTensor *", out), "byte_offset", 4))
-
-def of_other_strides():
-    def change(ob, out):
-        view = ffi.cast("DLTensor *", out)
-        view.strides = strides
-    strides = ffi.new("int64_t[]", [7, 7])
-    kept.append(strides)
-    return with_another(VIEW, change)
-
-def crashes():
-    return with_another(VIEW, lambda ob, out: ctypes.string_at(0))
-
-def no_stream():
-    return with_another(STREAM, lambda *given: None, -1)
-
-def a_stream():
-    return with_another(STREAM, lambda kind, number, out: ctypes.memset(out, 1, 8))
-
-def silent_stream():
-    made = with_another(STREAM, lambda *given: None)
-    table, wrong = kept[-1]
-    none = ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(lambda *given: 0)
-    table.current_work_stream = ffi.cast(ffi.typeof(table.current_work_stream), ctypes.cast(none, ctypes.c_void_p).value)
-    kept.append(none)
-    return made
-
-def sets_an_exception():
-    # a callback of ctypes cannot leave an exception set
-    import numba
-    from fastexchange.ground import cpython
-    from fastexchange.ground.native import cstring, global_address
-
-    @numba.cfunc("int32(intp, intp)")
-    def wrong(ob, out):
-        cpython.PyErr_SetString(global_address("PyExc_ValueError"), cstring("no"))
-        return 0
-
-    made = with_another(EXPORT, lambda *given: None)
-    table = kept[-1][0]
-    setattr(table, EXPORT, ffi.cast(ffi.typeof(getattr(table, EXPORT)), wrong.address))
-    kept.append(wrong)
-    return made
-
-def exits():
-    return with_another(VIEW, lambda *given: os._exit(0))
-
-def hangs():
-    return with_another(VIEW, lambda *given: time.sleep(1000))
+STRIDES = ffi.new("int64_t[]", [7, 7])
+hold = lambda ob: pythonapi.Py_IncRef(ctypes.py_object(ctypes.cast(ob, ctypes.py_object).value))
+leaks = lambda: with_another(EXPORT, lambda ob, out: hold(ob))
+without_strides = lambda: with_another(EXPORT, lambda ob, out: setattr(shown(out), "strides", ffi.NULL))
+of_another_type = lambda: with_another(EXPORT, lambda ob, out: setattr(shown(out).dtype, "bits", 16))
+writes_nothing = lambda: with_another(EXPORT, lambda ob, out: ctypes.memset(out, 0, 8))
+fails = lambda: with_another(EXPORT, returns=-1)
+sets_an_exception = lambda: with_function(EXPORT, raising(0))
+elsewhere = lambda: with_another(VIEW, lambda ob, out: setattr(viewed(out), "byte_offset", 4))
+of_other_strides = lambda: with_another(VIEW, lambda ob, out: setattr(viewed(out), "strides", STRIDES))
+refuses_views = lambda: with_function(VIEW, raising(-1), of=readonly())
+crashes = lambda: with_another(VIEW, lambda ob, out: ctypes.string_at(0))
+exits = lambda: with_another(VIEW, lambda *given: os._exit(0))
+hangs = lambda: with_another(VIEW, lambda *given: time.sleep(1000))
+no_stream = lambda: with_another(STREAM, returns=-1)
+a_stream = lambda: with_another(STREAM, lambda kind, number, out: ctypes.memset(out, 1, 8))
+silent_stream = lambda: with_function(STREAM, ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(lambda *given: 0))
+tells_and_returns_0 = lambda: with_another(ALLOCATOR, returns=0)
 
 def deletes_at_once():
-    def prepare(managed, out):
-        '''The import gets an export of its own; the one that was given is deleted.'''
-        given = ffi.cast("DLManagedTensorVersioned *", managed)
-        delete = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(int(ffi.cast("intptr_t", given.deleter)))
-        delete(managed)
-    made = with_another(IMPORT, lambda *given: None)
-    table = kept[-1][0]
-
     @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
     def wrong(managed, out):
-        prepare(managed, out)
+        '''The import gets an export of its own; the one that was given is deleted.'''
+        given = ffi.cast("DLManagedTensorVersioned *", managed)
+        ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address_of(given.deleter))(managed)
         made_here = torch.Tensor.view(made, 2, 3).as_subclass(type(made))
         pythonapi.Py_IncRef(ctypes.py_object(made_here))
         ctypes.c_void_p.from_address(out).value = id(made_here)
         return 0
 
-    setattr(table, IMPORT, ffi.cast(ffi.typeof(getattr(table, IMPORT)), ctypes.cast(wrong, ctypes.c_void_p).value))
-    kept.append(wrong)
+    made = with_function(IMPORT, wrong)
     return made
 
 def imports_other_strides():
     def prepare(managed, out):
         tensor = ffi.cast("DLManagedTensorVersioned *", managed).dl_tensor
         tensor.strides[0], tensor.strides[1] = 1, 2
-    return with_another(IMPORT, lambda *given: None, prepare=prepare)
+    return with_another(IMPORT, prepare=prepare)
 
 def borrows_the_shape():
-    def change(prototype, out, context, set_error):
-        made = ffi.cast("DLManagedTensorVersioned **", out)[0]
-        if made:
-            made.dl_tensor.shape = ffi.cast("DLTensor *", prototype).shape
+    def change(prototype, out, *rest):
+        if ffi.cast("DLManagedTensorVersioned **", out)[0]:
+            shown(out).shape = viewed(prototype).shape
     return with_another(ALLOCATOR, change)
 
 def allocates_only_matrices():
     def prepare(prototype, *rest):
-        ffi.cast("DLTensor *", prototype).ndim = 2
-    return with_another(ALLOCATOR, lambda *given: None, prepare=prepare, of=torch.arange(24.0).reshape(2, 3, 4))
-
-def tells_and_returns_0():
-    return with_another(ALLOCATOR, lambda *given: None, None)
-
-def refuses_views():
-    polyfill(np.ndarray)
-    array = np.arange(3.0)
-    array.flags.writeable = False
-    own = ffi.cast("DLPackExchangeAPI *", get(np.ndarray.__dlpack_c_exchange_api__, NAME))
-    import numba
-    from fastexchange.ground import cpython
-    from fastexchange.ground.native import cstring, global_address
-
-    @numba.cfunc("int32(intp, intp)")
-    def wrong(ob, out):
-        cpython.PyErr_SetString(global_address("PyExc_ValueError"), cstring("no"))
-        return -1
-
-    table = ffi.new("DLPackExchangeAPI *", own[0])
-    setattr(table, VIEW, ffi.cast(ffi.typeof(getattr(table, VIEW)), wrong.address))
-    kept.append((table, wrong))
-
-    class Other(np.ndarray):
-        __dlpack_c_exchange_api__ = capsule(int(ffi.cast("intptr_t", table)), NAME, None)
-
-    return array.view(Other)
+        viewed(prototype).ndim = 2
+    return with_another(ALLOCATOR, prepare=prepare, of=torch.arange(24.0).reshape(2, 3, 4))
 """
 WRONG = {
     "leaks": "exports hold the tensor and let it go: a hundred exports and their deleters leave +100 references to the tensor",
