@@ -21,7 +21,7 @@ from fastexchange import BoundCudaLaunch, CudaError, bfloat16, fast_args, float8
 from fastexchange.cuda.targets import BFLOAT16, target_of
 from fastexchange.ground.dtypes import dtype_field
 
-both_packages = pytest.mark.both_packages
+pytestmark = pytest.mark.both_packages
 INT_MAX = 2**31 - 1
 
 
@@ -65,7 +65,6 @@ def test_keywords_and_defaults(record, package, x):
     assert len(kernel.signatures) == 1 == kernel.counts().slow
 
 
-@both_packages
 def test_what_is_no_kernel_or_no_launch(package, x):
     kernel = kernel_of(package, 1)
     is_refused(lambda: fast_args(package.jit(lambda *args: None)), TypeError, "*args")
@@ -114,7 +113,6 @@ NUMBERS = [
 ]  # fmt: skip
 
 
-@both_packages
 @pytest.mark.parametrize("declared, numbers, beyond", NUMBERS, ids=[row[0] for row in NUMBERS])
 def test_a_number_becomes_the_declared_one_as_numpy_converts_it(record, package, declared, numbers, beyond):
     launcher = kernel_of(package, 1, signature=f"void({declared})")[1, 1]
@@ -164,7 +162,6 @@ MISFITS = [  # of (float32, int32, float32[:]), beside a tensor `x`; what they a
 ]  # fmt: skip
 
 
-@both_packages
 def test_what_a_declared_signature_does_not_take(record, package, mixed, x):
     launcher, at = mixed[1, 32], address(package)
     for _ in range(2):
@@ -186,7 +183,6 @@ def test_what_a_declared_signature_does_not_take(record, package, mixed, x):
     assert "known: native" in str(mixed.explain(1.0, 1, x)) and len(mixed.signatures) == 1
 
 
-@both_packages
 def test_layouts_of_declared_arrays(record, package):
     c, f, a = (kernel_of(package, 1, signature=f"void(float32[{what}])")[1, 1] for what in (":,::1", "::1,:", ":,:"))
 
@@ -208,7 +204,6 @@ def test_layouts_of_declared_arrays(record, package):
         assert len(record.launches) == len(fits)
 
 
-@both_packages
 def test_declared_tuples_and_one_of_several_signatures(record, package):
     launcher = kernel_of(package, 1, signature="void(UniTuple(float32, 2))")[1, 1]
     for _ in range(4):
@@ -324,7 +319,6 @@ def test_dynamic_shared_memory(record, stub_or_none, package, x, shared):
     assert are_asked(is_more + 1)
 
 
-@both_packages
 @pytest.mark.filterwarnings("ignore:Could not find source")
 @pytest.mark.parametrize("options", [{"max_registers": 32}, {"launch_bounds": 128}, {"fastmath": True}, {"lineinfo": True}])
 def test_options_that_change_nothing_here(record, package, x, options):
@@ -334,7 +328,6 @@ def test_options_that_change_nothing_here(record, package, x, options):
 
 
 # ---- the package's own launch ----------------------------------------------------------------------------------------
-@both_packages
 @pytest.mark.filterwarnings("ignore:Could not find source")
 def test_debug_kernels_and_extensions(stub, package):
     class Doubling:
@@ -357,7 +350,6 @@ def test_debug_kernels_and_extensions(stub, package):
     assert stub.launches[-1].parameters == packed(3.0) and extension.seen == 3
 
 
-@both_packages
 def test_callbacks_before_a_launch(stub_or_none, package):
     launcher = kernel_of(package, 1)[1, 32]
     launcher(1.0)
@@ -392,7 +384,6 @@ ONLY_THEIRS = {
 }
 
 
-@both_packages
 @pytest.mark.parametrize("name", ONLY_THEIRS)
 def test_what_only_the_package_takes(stub_or_none, package, name):
     """It takes arrays of the host, but no tensor that has an exchange table alone."""
@@ -470,7 +461,6 @@ def test_pickling(record, package):
     is_refused(lambda: pickle.dumps(kernel[1, 32, 1]), TypeError, "stream")
 
 
-@both_packages
 def test_the_disk_cache(package, tmp_path):
     imports = f"from {package.__name__} import jit\nfrom fastexchange import fast_args\n"
     (tmp_path / "compiled_kernels.py").write_text(f"{imports}@fast_args\n@jit(cache=True)\ndef fast(a, x):\n    x[0] = a\n")
@@ -487,7 +477,6 @@ def test_the_disk_cache(package, tmp_path):
     assert [run_package(code, package) for _ in range(2)] == ["0 1 1\n", "1 0 1\n"]
 
 
-@both_packages
 def test_precompile_launches_nothing(record, package, x):
     """Also by the name of the kernel for the CPU."""
     kernel = kernel_of(package, 2)
@@ -508,7 +497,6 @@ def test_precompile_launches_nothing(record, package, x):
 
 
 # ---- elements that neither Numba nor a package for CUDA computes with, and names of half precision ----
-@both_packages
 def test_elements_that_nobody_computes_with_are_their_bits_if_asked(package):
     """bfloat16 is the package's; to compile a kernel with it takes NVRTC, which is not everywhere."""
     ml_dtypes, dispatcher = pytest.importorskip("ml_dtypes"), dispatcher_of(package, 1)
@@ -531,7 +519,6 @@ def eighth(x, y):
     y[0] = float8_e5m2(1.5)
 
 
-@both_packages
 def test_names_of_half_precision_are_the_packages(package):
     """A kernel's source is one for processor and GPU; of formats that the package has not, its error tells."""
     target = target_of(package.jit(scaled))
