@@ -2,12 +2,14 @@
 
 import contextlib
 import fcntl
+import multiprocessing
 import os
 import shutil
 import signal
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,32 +31,25 @@ def folder(tmp_path) -> CacheFolder:
 
 
 @contextlib.contextmanager
-def holder(folder: CacheFolder, name: str = "name", key: str = "key"):
-    """Another process that holds the claim, until it is told to save the entry ("s"), to give up ("g") or to die ("d")."""
-    told, tell = os.pipe()
-    holds, says = os.pipe()
+def holder(folder: CacheFolder):
+    """Another process that holds the claim, until it gets the order to save the entry, to give up or to die."""
+    here, there = multiprocessing.Pipe()
     child = os.fork()
     if not child:
         signal.alarm(60)
-        claim = folder.claim(name, key)
-        os.write(says, b"1" if claim is not None else b"0")
-        order = os.read(told, 1)
-        if order == b"d":
+        claim = folder.claim("name", "key")
+        there.send(claim is not None)
+        order = there.recv()
+        if order == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        claim.release(folder.save(name, key, "made") if order == b"s" else False)
+        claim.release(order == "save" and folder.save("name", "key", "made"))
         os._exit(0)
-    assert os.read(holds, 1) == b"1"
-
-    def order(what: str) -> None:
-        os.write(tell, what.encode())
-
+    assert here.recv()
     try:
-        yield order
+        yield here.send
     finally:
-        order("d")
+        here.send("die")
         os.waitpid(child, 0)
-        for each in (told, tell, holds, says):
-            os.close(each)
 
 
 @contextlib.contextmanager
@@ -92,7 +87,7 @@ def test_a_claim_leaves_no_file(folder, tmp_path):
 def test_who_waits_loads_what_the_other_has_made(folder):
     with holder(folder) as order:
         folder.claim("name", "another").release(False), folder.claim("another", "key").release(False)
-        order("s")
+        order("save")
         claim = claim_of(folder)
         assert folder.load("name", "key") == "made"
         if claim is not None:
@@ -105,9 +100,9 @@ def test_a_holder_that_is_killed(folder, order_first, monkeypatch):
     monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 30.0)
     with holder(folder) as order:
         if order_first:
-            order("d")
+            order("die")
             time.sleep(0.05)
-        with soon(lambda: order("d")):
+        with soon(lambda: order("die")):
             claim = claim_of(folder)
     assert claim is not None and folder.load("name", "key") is None and len(left(folder)) == 1
     claim.release(False)
@@ -118,12 +113,12 @@ def test_what_could_not_be_kept_is_made_by_all_at_once(folder):
     """Those who wait do not queue for a claim that helps nobody."""
     with holder(folder) as order:
         handle = os.open(left(folder)[0], os.O_RDWR)
-        order("g")
+        order("give up")
         while not disk_cache._is_locked(handle):
             time.sleep(0.01)
         assert os.fstat(handle).st_size
         os.close(handle)
-    with holder(folder) as order, soon(lambda: order("g")):
+    with holder(folder) as order, soon(lambda: order("give up")):
         claim_of(folder).release(True)
     assert left(folder) == []
 
@@ -131,13 +126,10 @@ def test_what_could_not_be_kept_is_made_by_all_at_once(folder):
 def test_a_note_that_it_was_not_kept(folder, monkeypatch):
     """It needs no space. If its holder is killed, later processes claim all the same, and its file is removed some time."""
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     for name, is_noted in (("write", True), ("ftruncate", False)):
         claim = claim_of(folder)
         handle = os.open(left(folder)[0], os.O_RDWR)
-        monkeypatch.setattr(os, name, full)
+        monkeypatch.setattr(os, name, Mock(side_effect=OSError(28, "No space left on device")))
         claim.release(False)
         assert left(folder) == [], "without a note the file was not removed"
         assert os.fstat(handle).st_size or not is_noted
@@ -167,6 +159,7 @@ def test_waiting_has_a_limit_and_can_be_interrupted(folder, monkeypatch):
 def test_within_a_compilation_nobody_waits(folder, monkeypatch):
     """Two processes could wait for each other, and all threads of both for them."""
     monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
+
     @disk_cache.claiming
     def compiled():
         claim = folder.claim("name", "another")
@@ -213,7 +206,7 @@ def test_who_waits_does_not_hold_numbas_lock_and_looks_for_the_entry(folder, mon
         assert global_compiler_lock._lock.acquire(timeout=20)
         global_compiler_lock._lock.release()
         assert in_fork(lambda: not global_compiler_lock._lock.acquire(timeout=10)) == 0
-        order("d")
+        order("die")
     got.pop().release(True)
     with holder(folder), waiting(folder, got):
         assert folder.save("name", "key", "made")
@@ -229,26 +222,26 @@ def test_a_claim_that_is_not_needed_any_more(folder):
         if len(calls) == 1:
             folder.claim("name", "key")
 
-    with holder(folder) as order, soon(lambda: order("d")):
+    with holder(folder) as order, soon(lambda: order("die")):
         compiled()
     assert len(calls) == 2 and left(folder) == [] and not disk_cache._claims
 
 
 def test_a_forked_child_has_no_claim(folder):
     claim = claim_of(folder)
-    told, tell = os.pipe()
+    here, there = multiprocessing.Pipe()
     child = os.fork()
     if not child:
         signal.alarm(60)
         claim.release(False)
-        os.read(told, 1)
+        there.recv()
         os._exit(bool(disk_cache._claims))
     assert len(left(folder)) == 1, "the child has released it"
     claim.release(False)
     again = claim_of(folder)
     assert again is not None, "the child has kept it"
     again.release(True)
-    os.write(tell, b"1")
+    here.send("end")
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -265,10 +258,7 @@ def test_folders_in_which_nothing_can_be_claimed(folder, tmp_path, monkeypatch):
         claim.release(vanish is not shutil.rmtree)
     assert not folder.path.exists()
 
-    def no_locks(handle, how):
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(37, "No locks available")))
     assert claim_of(folder) is None and not disk_cache._claims
     monkeypatch.setattr(disk_cache, "fcntl", None)
     assert claim_of(folder) is None
@@ -330,7 +320,7 @@ STORM = """
 def storm(folder: Path, removed: str = "") -> list[int]:
     """How often outer(), inner() and functions of the package are compiled by four processes, with an empty cache."""
     (folder / "kernels_of_the_test.py").write_text(KERNELS)
-    return [*map(int, fork_python(STORM, str(folder), removed, NUMBA_CACHE_DIR=str(folder / "cache")).stdout.split())]
+    return [int(each) for each in fork_python(STORM, str(folder), removed, NUMBA_CACHE_DIR=str(folder / "cache")).stdout.split()]
 
 
 def test_processes_compile_each_kernel_once(tmp_path):
