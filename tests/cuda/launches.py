@@ -1,6 +1,4 @@
 """What is launched: kernels without code, memory, arrays of the packages' own; and proofs of cached launches."""
-
-import contextlib
 import ctypes
 import functools
 
@@ -89,39 +87,25 @@ def device_array(package, tensor):
 _VECTORCALL = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_ssize_t] * 4)
 
 
-@contextlib.contextmanager
-def launches_left(kernel):
-    """The list of the launches, 1 each, that the rows of cache entries leave; no kernel gets a cache entry meanwhile."""
-    native, left = kernel._native.native, []
+def launch_cached(launcher, *arguments) -> None:
+    """Make a launch by the rows of a cache entry, after one that makes the entry. Fails if they leave it."""
+    kernel, left = launcher.kernel, []
+    for _ in range(WARM):
+        launcher(*arguments)
+    native, before = kernel._native.native, kernel.counts()
     original = native.vectorcall_any
+    assert ffi.cast("fx_overload *", native.last).enter != original, "no cache entry was made"
 
-    def counted(*words):
+    def leave(*words):
         left.append(1)
         return _VECTORCALL(original)(*words)
 
-    function = _VECTORCALL(counted)
-    native.vectorcall_any = ctypes.cast(function, ctypes.c_void_p).value
+    function = _VECTORCALL(leave)
+    native.vectorcall_any = ctypes.cast(function, ctypes.c_void_p).value  # no kernel gets a cache entry meanwhile
     try:
-        yield left
+        launcher(*arguments)
     finally:
         native.vectorcall_any = original
-
-
-def has_cache_entry(kernel) -> bool:
-    """Whether the next launch goes to a cache entry."""
-    native = kernel._native.native
-    return ffi.cast("fx_overload *", native.last).enter != native.vectorcall_any
-
-
-def launch_cached(launcher, *arguments) -> None:
-    """Make a launch by the rows of a cache entry, after one that makes the entry. Fails if they leave it."""
-    kernel = launcher.kernel
-    for _ in range(WARM):
-        launcher(*arguments)
-    assert has_cache_entry(kernel), "no cache entry was made"
-    before = kernel.counts()
-    with launches_left(kernel) as left:
-        launcher(*arguments)
     assert not left, "the rows left the launch"
     after = kernel.counts()
     assert (after.fast, after.slow) == (before.fast + 1, before.slow)

@@ -5,28 +5,20 @@ import warnings
 
 import numpy as np
 import pytest
-from cuda_checks import is_refused, new_stream
+from cuda_checks import is_refused, launched, new_stream
 from cuda_tensors import DeviceTensor
-from launches import Interface, address, tensor
+from launches import Interface, address, elementwise, tensor
 
 from fastexchange import CudaError, fast_args, measure
 from fastexchange.cuda import specialising
 from fastexchange.measuring import launches
 
-pytestmark = [
-    pytest.mark.both_packages, pytest.mark.filterwarnings("ignore:measure:RuntimeWarning"),  # of noise
-]  # fmt: skip
+pytestmark = [pytest.mark.both_packages, pytest.mark.filterwarnings("ignore:measure:RuntimeWarning")]  # of noise
 
 
 def writer(package, *signature, **options):
     """A kernel that writes to its last tensor."""
-
-    def write(a, x, y, n=3):
-        i = package.grid(1)
-        if i < y.size:
-            y[i] = a * x[i] + n
-
-    return fast_args(package.jit(*signature, **options)(write))
+    return fast_args(elementwise(package, "write(a, x, y, n=3)", "y[i] = a * x[i] + n", *signature, **options))
 
 
 def test_parts_of_a_launch(stub_or_none, package):
@@ -66,17 +58,16 @@ def test_what_is_launched(stub, package, monkeypatch, configuration):
         launcher = kernel[tuple(stream if each == "stream" else each for each in configuration)]
     else:
         launcher = kernel.forall(configuration)
-    launcher(2.0, x, y)
-    usual = stub.launches[-1]
+    usual = launched(stub, launcher, 2.0, x, y)
     stub.clear()
     measure(launcher, 2.0, x, y, rounds=1, alternatives=False)
-    made = [launch for launch in stub.launches if launch.offsets == usual.offsets]
+    made = stub.launches
     for name in ("block", "stream", "shared", "cluster", "device", "api"):
-        assert {getattr(launch, name) for launch in stub.launches} == {getattr(usual, name)}, name
-    assert {launch.packed for launch in made} == {usual.packed, bytes(len(usual.packed))}
-    assert {launch.grid for launch in stub.launches} == {usual.cluster if any(usual.cluster) else (1, 1, 1)}
-    assert usual.function not in {launch.function for launch in stub.launches}, "the kernel itself was launched"
-    assert len({launch.offsets for launch in stub.launches}) == 4  # also without the default, with 4 floats more, with 4 tensors
+        assert {getattr(launch, name) for launch in made} == {getattr(usual, name)}, name
+    assert {launch.packed for launch in made if launch.offsets == usual.offsets} == {usual.packed, bytes(len(usual.packed))}
+    assert {launch.grid for launch in made} == {usual.cluster if any(usual.cluster) else (1, 1, 1)}
+    assert usual.function not in {launch.function for launch in made}, "the kernel itself was launched"
+    assert len({launch.offsets for launch in made}) == 4  # also without the default, with 4 floats more, with 4 tensors
 
 
 def test_the_device_is_waited_for_before_its_queue_is_full(stub, package):
@@ -107,29 +98,24 @@ def test_declared_signatures_and_objects_with_an_interface(stub_or_none, package
     is_refused(lambda: measure(kernel[1, 32], 2, 3, y, 5), TypeError, "write(): no signature for arguments of types")
 
 
-def test_what_is_refused(package):
-    kernel, x = writer(package), tensor(package, (4,))
-    host = np.zeros(4, np.float32)
-    array = package.to_device(host)
+def test_what_is_refused(package, monkeypatch):
+    kernel, x, host = writer(package), tensor(package, (4,)), np.zeros(4, np.float32)
+    launcher, debugged, array = kernel[1, 32], writer(package, debug=True, opt=False)[1, 32], package.to_device(host)
     refused = [
         (lambda: measure(kernel, 2.0, x, x), TypeError, "say how to launch this one for CUDA: measure(kernel[grid, block], ...)"),
-        (lambda: measure(kernel[1, 32], 2.0, host, host), TypeError, "fastexchange does not make this launch of"),
-        (lambda: measure(writer(package, debug=True, opt=False)[1, 32], 2.0, x, x), TypeError, "debug=True"),
-        (lambda: measure(writer(package, debug=True, opt=False)[1, 32], 2.0, array, array), TypeError, "debug=True"),
-        (lambda: measure(kernel[1, 32], 2.0, DeviceTensor((4,), device_type=1), x), BufferError, "write(): argument 'x'"),
-        (lambda: measure(kernel[1, 32], 2.0), TypeError, "missing"),
+        (lambda: measure(launcher, 2.0, host, host), TypeError, "fastexchange does not make this launch of"),
+        (lambda: measure(debugged, 2.0, x, x), TypeError, "debug=True"),
+        (lambda: measure(debugged, 2.0, array, array), TypeError, "debug=True"),
+        (lambda: measure(launcher, 2.0, DeviceTensor((4,), device_type=1), x), BufferError, "write(): argument 'x'"),
+        (lambda: measure(launcher, 2.0), TypeError, "missing"),
         (lambda: measure(kernel[1, 2000], 2.0, x, x), CudaError, "write() was not launched"),
-        (lambda: measure(kernel[1, 32], 2.0, x, x, rounds=0), ValueError, "rounds"),
+        (lambda: measure(launcher, 2.0, x, x, rounds=0), ValueError, "rounds"),
     ]  # fmt: skip
     for call, kind, text in refused:
         is_refused(call, kind, text)
     assert kernel.counts() == (0, 0, 0)
-
-
-def test_where_the_package_turns_out_to_launch(package, monkeypatch):
-    """Nobody knows before the kernel is loaded, and its parameters are compared."""
+    # That the package launches it turns out when the kernel is loaded, and its parameters are compared.
     monkeypatch.setattr(specialising, "is_as_driver_says", lambda *words: False)
-    array = package.to_device(np.zeros(4, np.float32))
     is_refused(lambda: measure(writer(package)[1, 32], 2.0, array, array), TypeError, "other parameters than expected")
 
 

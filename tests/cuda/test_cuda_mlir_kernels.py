@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from cuda_checks import is_refused, launched
 from cuda_tensors import DeviceTensor
 from launches import Interface, data_of
 
@@ -104,13 +105,11 @@ def test_a_kernel_takes_uint64_as_it_is(record, stub_or_none):
     out = cuda.device_array(1, np.float64)
     ours = fast_args(cuda.jit(kernel))
     for value in [5, big, np.uint64(big), 2**64 - 1] * 6:
-        ours[1, 1](out, value)
-        assert record.launches[-1].parameters[-1] == int(value).to_bytes(8, "little")
+        assert launched(record, ours[1, 1], out, value).parameters[-1] == int(value).to_bytes(8, "little")
         assert stub_or_none is not None or out.copy_to_host()[0] == float(value) * 0.5
     assert {str(signature[1]) for signature in ours.signatures} == {"int64", "uint64"}
     dispatcher = cuda.jit(lambda n: None)
     dispatcher[1, 1](5)
-    with pytest.raises(OverflowError):
-        dispatcher[1, 1](big)
+    is_refused(lambda: dispatcher[1, 1](big), OverflowError)
     dispatcher[1, 1](np.uint64(big))  # by the kernel for int64: to that it is negative
     assert [str(*signature) for signature in dispatcher.overloads] == ["int64"]

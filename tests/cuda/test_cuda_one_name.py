@@ -1,19 +1,12 @@
 """Kernels for the CPU and for CUDA under one name: ``fast_args(cuda=…, launch=…)``."""
 
-import functools
-
 import numpy as np
 import pytest
-from cuda_checks import in_threads, is_refused
+from cuda_checks import in_threads, is_for_tasks, is_refused, launched
 from frameworks import torch
 from launches import Interface, device_array, dispatcher_of, tensor
 
 from fastexchange import CudaError, fast_args
-
-
-@pytest.fixture
-def x(package):
-    return tensor(package)
 
 
 def both_of_two(package, launch):
@@ -27,8 +20,9 @@ def both_of_two(package, launch):
 CPU_ARRAYS = {"numpy": np.zeros} if torch is None else {"numpy": np.zeros, "torch": torch.zeros}
 
 
-def test_tensors_decide(record, package):
-    kernel, x = both_of_two(package, (4, 32, None, 64)), tensor(package)
+@pytest.mark.parametrize("launch", [(4, 32, None, 64), "a1[n] -> n"], ids=str)
+def test_tensors_decide(record, package, launch):
+    kernel, x = both_of_two(package, launch), tensor(package, (600,))
     for _ in range(4):
         for make in CPU_ARRAYS.values():
             array = make(3)
@@ -39,7 +33,8 @@ def test_tensors_decide(record, package):
             kernel(2.0, there)
             kernel(a1=there, a0=2.0)
         assert len(record.launches) == 6 and len({each.packed for each in record.launches}) == 1
-        assert record.launches[-1].grid == (4, 1, 1) and record.launches[-1].shared == 64
+        made = record.launches[-1]
+        assert is_for_tasks(made, 600) if launch == "a1[n] -> n" else (made.grid, made.shared) == ((4, 1, 1), 64)
         record.clear()
 
 
@@ -60,13 +55,12 @@ def test_a_chosen_configuration(stub, package):
     kernel = both_of_two(package, lambda a0, a1: asked.append((a0, a1)) or (a1.shape[0], 32))
     for length in (3, 5, 3, 3):
         x = tensor(package, (length,))
-        kernel(1.0, x)
-        assert asked.pop() == (1.0, x) and stub.launches[-1].grid == (length, 1, 1)
+        assert launched(stub, kernel, 1.0, x).grid == (length, 1, 1) and asked.pop() == (1.0, x)
     kernel(1.0, np.zeros(3))
     assert asked == []
     stub.set_occupancy(10, 128)
-    both_of_two(package, lambda a0, a1: a1.shape[0])(1.0, tensor(package, (1000,)))
-    assert (stub.launches[-1].grid, stub.launches[-1].block) == ((8, 1, 1), (128, 1, 1))
+    made = launched(stub, both_of_two(package, lambda a0, a1: a1.shape[0]), 1.0, tensor(package, (1000,)))
+    assert (made.grid, made.block) == ((8, 1, 1), (128, 1, 1))
     for chosen, kind in ((None, TypeError), ("4", TypeError), ((1,), ValueError), (-1, ValueError)):
         bad = both_of_two(package, lambda a0, a1, chosen=chosen: chosen)
         is_refused(lambda bad=bad: bad(1.0, x), kind)
@@ -77,8 +71,7 @@ def test_a_chosen_configuration(stub, package):
 def test_the_kernel_for_cuda_by_itself(record, package):
     kernel = both_of_two(package, (1, 32))
     assert kernel[7, 64] is kernel.cuda[7, 64] and type(kernel.cuda).__name__ == "CudaKernel"
-    kernel[7, 64](1.0, tensor(package))
-    assert record.launches[-1].grid == (7, 1, 1)
+    assert launched(record, kernel[7, 64], 1.0, tensor(package)).grid == (7, 1, 1)
     is_refused(lambda: fast_args(lambda x: None)[1, 32], TypeError, "without a launch configuration")
     assert fast_args(kernel) is kernel
 
@@ -106,8 +99,8 @@ def test_bad_options(package):
     is_refused(lambda: fast_args(dispatchers[1], cuda=dispatchers[1], launch=(1, 1)), TypeError)
 
 
-def test_wrong_arguments_under_one_name(stub, package, x):
-    kernel = both_of_two(package, (1, 32))
+def test_wrong_arguments_under_one_name(stub, package):
+    kernel, x = both_of_two(package, (1, 32)), tensor(package)
     is_refused(lambda: kernel(1.0), TypeError, "missing")
     is_refused(lambda: kernel(1.0, x, x), TypeError, "takes 2")
     is_refused(lambda: kernel(1.0, b=x), TypeError, "unexpected keyword")
@@ -124,13 +117,7 @@ def test_defaults_and_threads_under_one_name(record, package):
         a0[0] += a1
 
     x, arrays = tensor(package), np.zeros((2, 3))
-
-    def work(array):
-        for _ in range(50):
-            kernel(x)
-            kernel(array)
-
-    in_threads(*[functools.partial(work, array) for array in arrays])
+    in_threads(*[lambda array=array: [kernel(each) for _ in range(50) for each in (x, array)] for array in arrays])
     assert arrays[:, 0].tolist() == [75.0] * 2 and len(record.launches) == 100
     assert len({each.packed for each in record.launches}) == 1
     assert record.launches[0].parameters[-1] == np.float64(1.5).tobytes()

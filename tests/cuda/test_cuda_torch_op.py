@@ -1,7 +1,9 @@
 """``@cuda.jit`` kernels as operators of PyTorch. Without a GPU: what PyTorch traces, and what a call passes to the launch."""
 
 import pytest
+from cuda_checks import is_refused
 from frameworks import torch
+from launches import elementwise
 
 from fastexchange import fast_args
 
@@ -16,15 +18,11 @@ def scale_on_cpu(x, a: float, count: int = 1, y=None):
 on_cpu = fast_args(scale_on_cpu, out="x[n] -> y[n]")
 
 
-def scale_kernel(package):
-    @fast_args
-    @package.jit
-    def scale(x, a: float, count: int = 1, y=None):
-        i = package.grid(1)
-        if i < x.shape[0]:
-            y[i] = a * x[i] + count
+SCALE = "scale(x, a: float, count: int = 1, y=None)", "y[i] = a * x[i] + count"
 
-    return scale
+
+def scale_kernel(package):
+    return fast_args(elementwise(package, *SCALE))
 
 
 def name_of(package, short):
@@ -57,17 +55,14 @@ def test_pytorch_traces_operators(package):
 
 
 def test_a_call_launches_the_kernel_with_its_outputs(package):
-    op = made(package, "launched", out="x[n] -> y[n]")
-    launches = []
+    op, launches, x = made(package, "launched", out="x[n] -> y[n]"), [], torch.ones(3)
     note_launches(op, launches)
-    x = torch.ones(3)
     for args, wanted in [((x, 2.0), (2.0, 1)), ((x, 2.0, 7), (2.0, 7))]:
         y = op.kernel(*args)
         assert torch.is_tensor(y) and y.shape == (3,) and y.dtype == x.dtype
         given = launches.pop()
         assert given[0] is x and given[1:3] == wanted and given[3] is y
-    with pytest.raises(ValueError, match="dimensions"):
-        op.kernel(torch.ones(3, 3), 2.0)
+    is_refused(lambda: op.kernel(torch.ones(3, 3), 2.0), ValueError, "dimensions")
     assert not launches
 
 
@@ -76,10 +71,8 @@ def test_calls_with_tensors_on_the_cpu(package):
     for call in (both, both.overload):
         assert call(x, 2.0, 3).tolist() == call(x, a=2.0, count=3).tolist() == [3, 5, 7]
     alone = made(package, "alone", out="x[n] -> y[n]")
-    with pytest.raises(NotImplementedError, match="CPU"):
-        alone(x, 2.0)
-    with pytest.raises(BufferError, match="CPU"):
-        alone.kernel(x, 2.0)
+    is_refused(lambda: alone(x, 2.0), NotImplementedError, "CPU")
+    is_refused(lambda: alone.kernel(x, 2.0), BufferError, "CPU")
 
 
 def test_a_kernel_that_writes_to_an_argument(package):
@@ -90,9 +83,8 @@ def test_a_kernel_that_writes_to_an_argument(package):
         if i < x.shape[0]:
             y[i] += x[i]
 
-    op = add_there.as_torch_op(name_of(package, "add_to"), launch=(1, 32), mutates="y")
+    op, launches = add_there.as_torch_op(name_of(package, "add_to"), launch=(1, 32), mutates="y"), []
     assert str(op.overload._schema).partition("(")[2] == "Tensor x, Tensor(a!) y) -> ()"
-    launches = []
     note_launches(op, launches)
     x, y = torch.ones(3), torch.zeros(3)
     assert op.kernel(x, y) is None and launches[0][0] is x and launches[0][1] is y
@@ -102,11 +94,10 @@ def test_a_kernel_that_writes_to_an_argument(package):
         y += x
 
     op = add.as_torch_op(name_of(package, "add_to_both"))
-    for call in (op, op.overload):
-        for _ in range(3):
-            version = y._version
-            call(x, y)
-            assert y._version == version + 1
+    for call in (op, op.overload) * 3:
+        version = y._version
+        call(x, y)
+        assert y._version == version + 1
     assert y.tolist() == [6, 6, 6]
     for device in ("CPU", "CUDA"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(op.overload.name(), device)
@@ -115,27 +106,25 @@ def test_a_kernel_that_writes_to_an_argument(package):
 def test_the_same_kernel_is_registered_once(package):
     kernel, given = scale_kernel(package), {"name": name_of(package, "once"), "launch": (1, 32), "out": "x[n] -> y[n]"}
     assert kernel.as_torch_op(**given).overload is kernel.as_torch_op(**given).overload
-    with pytest.raises(ValueError, match="is registered"):
-        kernel.as_torch_op(**given | {"launch": (2, 32)})
+    is_refused(lambda: kernel.as_torch_op(**given | {"launch": (2, 32)}), ValueError, "is registered")
 
 
-BAD = [
-    (TypeError, r"launch is \(grid, block\)", {"launch": 5, "out": "x[n] -> y[n]"}),
-    (ValueError, "one to three", {"launch": (1, ()), "out": "x[n] -> y[n]"}),
-    (TypeError, "neither outputs", {}),
-    (TypeError, "made by fast_args", {"cpu": scale_on_cpu}),
-    (ValueError, "same parameters", {"cpu": fast_args(lambda x, y: None, out="x[n] -> y[n]")}),
-    (ValueError, "out=", {"cpu": on_cpu, "out": "x[n] -> y[2*n]"}),
-]
+BAD = {
+    r"launch is \(grid, block\)": (TypeError, {"launch": 5, "out": "x[n] -> y[n]"}),
+    "one to three": (ValueError, {"launch": (1, ()), "out": "x[n] -> y[n]"}),
+    "neither outputs": (TypeError, {}),
+    "made by fast_args": (TypeError, {"cpu": scale_on_cpu}),
+    "same parameters": (ValueError, {"cpu": fast_args(lambda x, y: None, out="x[n] -> y[n]")}),
+    "out=": (ValueError, {"cpu": on_cpu, "out": "x[n] -> y[2*n]"}),
+}
 
 
-def test_bad_input(package):
-    kernel = scale_kernel(package)
-    for error, message, options in BAD:
-        given = {"name": "fx_cuda::bad", "launch": (1, 32), **options}
-        with pytest.raises(error, match=message) as caught:
-            kernel.as_torch_op(**given)
-        assert "scale" in str(caught.value)
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input(package, message):
+    error, options = BAD[message]
+    with pytest.raises(error, match=message) as caught:
+        scale_kernel(package).as_torch_op(**{"name": "fx_cuda::bad", "launch": (1, 32), **options})
+    assert "scale" in str(caught.value)
 
 
 LAUNCHES = {
