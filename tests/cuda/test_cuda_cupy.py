@@ -5,6 +5,7 @@ With real arrays of CuPy, which is no dependency of the tests: ``.ci/nightly`` i
 
 import functools
 import gc
+import itertools
 import re
 import sys
 
@@ -57,10 +58,6 @@ VIEWS = {
 DTYPES = "?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16"
 
 
-def make(cupy, view: str, dtype="f4"):
-    return VIEWS[view](cupy.empty((2, 3, 4), dtype))
-
-
 def check_like_interface(record, kernel, array, other) -> None:
     """A cached launch of an array passes, and where, what one of `other` does, the same array with only its interface."""
     launch_cached(kernel[1, 32], array)
@@ -71,17 +68,12 @@ def check_like_interface(record, kernel, array, other) -> None:
 
 
 @pytest.mark.both_packages
-@pytest.mark.parametrize("view", VIEWS)
-def test_launches_are_those_of_the_interface(record, cupy, kernels, on_interface, view):
-    array = make(cupy, view)
+@pytest.mark.parametrize("view, dtype", [
+    *[(view, "f4") for view in VIEWS], *itertools.product(("three dimensions", "every second", "an element"), DTYPES),
+])  # fmt: skip
+def test_launches_are_those_of_the_interface(record, cupy, kernels, on_interface, view, dtype):
+    array = VIEWS[view](cupy.empty((2, 3, 4), dtype))
     check_like_interface(record, kernels[1], array, on_interface(array))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(record, cupy, kernels, on_interface, dtype):
-    for view in ("three dimensions", "every second", "an element"):
-        array = make(cupy, view, dtype)
-        check_like_interface(record, kernels[1], array, on_interface(array))
 
 
 def test_records_are_refused_as_without_native_code(record, cupy, kernels, on_interface):
