@@ -1,6 +1,22 @@
-"""A product by rows and its gradients, which the tests of several frameworks call."""
+"""Kernels that the tests of several frameworks call: a product by rows and its gradients, and loops over elements."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
 
 from fastexchange import fast_args
+
+
+def elementwise(head: str, statement: str, **names) -> Callable:
+    """A function with this head, such as ``f(x, y)``, that runs a statement for each index `i` of its first parameter.
+
+    `names`: what the function knows beside NumPy.
+    """
+    name, first = re.match(r"(\w+)\((\w+)", head).groups()
+    space = {"__name__": __name__, "np": np, **names}
+    exec(f"def {head}:\n    for i in range({first}.size):\n        {statement}\n", space)
+    return space[name]
 
 
 @fast_args(out="x[n, d], w[d] -> y[n, d]")

@@ -4,7 +4,7 @@ import copy
 import functools
 import pickle
 import sys
-import threading
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import torch_operators
 from forked import fork_python
 from nights import at_night
 from numba import objmode, prange
+from scale_kernels import elementwise
 from torch_operators import axpy_op, doubled, native_calls, refused, scale, scale_op, tensors, torch
 from ways import mode_of
 
@@ -36,34 +37,16 @@ def test_an_operator_is_called_like_the_kernel():
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
-@fast_args(out="x[n], y[n] -> z[n]")
-def product(x, y, z):
-    for i in range(x.size):
-        z[i] = x[i] * y[i]
+def kernel_of(head, statement, out):
+    return fast_args(out=out)(elementwise(head, statement))
 
 
-@fast_args(out="grad_z[n], y[n] -> grad_x[n]")
-def product_by_x(grad_z, y, grad_x):
-    for i in range(y.size):
-        grad_x[i] = grad_z[i] * y[i]
-
-
-@fast_args(out="grad_z[n], x[n] -> grad_y[n]")
-def product_by_y(grad_z, x, grad_y):
-    for i in range(x.size):
-        grad_y[i] = grad_z[i] * x[i]
-
-
-@fast_args(out="x[n] -> y[n]")
-def square(x, y):
-    for i in range(x.size):
-        y[i] = x[i] * x[i]
-
-
-@fast_args(out="grad_y[n], x[n] -> grad_x[n]")
-def square_backward(grad_y, x, grad_x):
-    for i in range(x.size):
-        grad_x[i] = 2 * x[i].conjugate() * grad_y[i]
+product = kernel_of("product(x, y, z)", "z[i] = x[i] * y[i]", "x[n], y[n] -> z[n]")
+product_by_x = kernel_of("product_by_x(grad_z, y, grad_x)", "grad_x[i] = grad_z[i] * y[i]", "grad_z[n], y[n] -> grad_x[n]")
+product_by_y = kernel_of("product_by_y(grad_z, x, grad_y)", "grad_y[i] = grad_z[i] * x[i]", "grad_z[n], x[n] -> grad_y[n]")
+square = kernel_of("square(x, y)", "y[i] = x[i] * x[i]", "x[n] -> y[n]")
+square_backward = kernel_of("square_backward(grad_y, x, grad_x)", "grad_x[i] = 2 * x[i].conjugate() * grad_y[i]",
+                            "grad_y[n], x[n] -> grad_x[n]")  # fmt: skip
 
 
 @fast_args(out="grad_grad_x[n], grad_y[n], x[n] -> grad_grad_y[n], grad_x[n]")
@@ -102,16 +85,11 @@ def test_gradients_with_and_without_a_function_of_pytorch(kind, monkeypatch):
 
 
 def test_gradients_of_calls_that_omit_arguments():
-    @fast_args(out="x[n] -> y[n]")
-    def power(x, factor: float = 3.0, exponent: float = 2.0, y=None):
-        for i in range(x.size):
-            y[i] = factor * x[i] ** exponent
-
-    @fast_args(out="grad_y[n], x[n] -> grad_x[n]")
-    def power_backward(grad_y, x, factor: float, exponent: float, grad_x):
-        for i in range(x.size):
-            grad_x[i] = grad_y[i] * factor * exponent * x[i] ** (exponent - 1)
-
+    head = "power(x, factor: float = 3.0, exponent: float = 2.0, y=None)"
+    power = kernel_of(head, "y[i] = factor * x[i] ** exponent", "x[n] -> y[n]")
+    power_backward = kernel_of("power_backward(grad_y, x, factor: float, exponent: float, grad_x)",
+                               "grad_x[i] = grad_y[i] * factor * exponent * x[i] ** (exponent - 1)",
+                               "grad_y[n], x[n] -> grad_x[n]")  # fmt: skip
     op = power.as_torch_op("fx_test::power", backward=power_backward)
     for args, kwargs, factor, exponent in (
         ((), {}, 3.0, 2.0), ((5.0,), {}, 5.0, 2.0), ((3.0, 3.0), {}, 3.0, 3.0), ((), {"exponent": 3.0}, 3.0, 3.0),
@@ -287,14 +265,12 @@ def test_vmap_within_vmap(dims):
     function, oracle = scale, torch.mul
     for of_x, of_w in dims:  # the innermost first
         function, oracle, extent = torch.vmap(function, (of_x, of_w)), torch.vmap(oracle, (of_x, of_w)), next(extents)
-        x, w = (
-            each if dim is None else torch.stack([each + i for i in range(extent)], dim) for each, dim in ((x, of_x), (w, of_w))
-        )
+        x, w = (each if dim is None else torch.stack([each + i for i in range(extent)], dim)
+                for each, dim in ((x, of_x), (w, of_w)))  # fmt: skip
     before = scale.counts().fast
     assert torch.equal(function(x, w), oracle(x, w))
     assert scale.counts().fast == before + 1
-    with pytest.raises(BufferError, match=r"'w' .* requires grad"):
-        function(x, w.requires_grad_())
+    refused(BufferError, r"'w' .* requires grad", function, x, w.requires_grad_())
 
 
 def test_keyword_only_arguments():
@@ -335,7 +311,6 @@ def test_calls_with_plain_tensors_go_straight_to_the_kernel_and_others_to_the_di
         seen.clear()
         op(*args, **kwargs)
         return len(seen)
-
 
     assert ways(op, x, w) == ways(op, leaf, w) == ways(op, torch.nn.Parameter(x), w) == ways(op, leaf, leaf[0]) == 0
     assert ways(op, leaf, w=w) == ways(op, leaf.as_subclass(torch.nn.Buffer), w) == 1
@@ -421,9 +396,8 @@ def test_the_dispatcher_calls_native_code(options, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(torch_boxed.BoxedKernel, "make", lambda *args: wrong.append("Python code was called"))
-        threads = [threading.Thread(target=call) for _ in range(3)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
+        with futures.ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda _: call(), range(3)))
         assert torch.equal(op.overload(torch.ones(500), None, 2), torch.full((500,), 2.0))
         y = torch.zeros(5)
         writing.overload(2.0, x, y)
