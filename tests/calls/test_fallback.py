@@ -1,11 +1,11 @@
 """``__dlpack__`` producers written in Python: what they are asked, what they may do meanwhile, what cached calls give back.
 
-That whatever is exported is given back once, however a call ends, is the subject of ``tests/exchange/test_ownership.py``; what
-else producers may do, of ``tests/exchange/test_hostile.py``.
+``tests/exchange/test_ownership.py`` and ``test_hostile.py`` have all else that producers may do.
 """
 
 import array
 import functools
+import gc
 import itertools
 import traceback
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from exchanges import Given
 from frameworks import torch
-from hostile_producers import Sets, hostile_type
+from hostile_producers import hostile_type, setting
 from interoperability import Wrapper, jax
 from made_producers import ONLY_NUMBA, Dunder, Ignorant, Ledger, Legacy, Tabled, capsule_name
 from oracle import references_kept, type_and_message
@@ -28,6 +28,15 @@ KINDS = {Dunder: (USED + b"_versioned", (1, 3)), Legacy: (USED, "nothing"), Igno
 
 total = fast_args(lambda x: x.sum())
 ignore = fast_args(lambda *arguments: len(arguments))
+
+
+@pytest.fixture
+def ledger():
+    """Of a test's tensors: in the end all that was exported has been given back."""
+    made = Ledger()
+    yield made
+    gc.collect()
+    made.check(made.made)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,20 +98,16 @@ SUMS = [fast_args(lambda x, pair, scale: 3 * x[0] + 2 * pair[0][0] * scale, nogi
 
 @pytest.mark.parametrize("kernel", SUMS, ids=["with the GIL", "without"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_cached_calls_export_once_and_give_back(kind, kernel):
-    ledger = Ledger()
+def test_cached_calls_export_once_and_give_back(kind, kernel, ledger):
     x, y = kind(np.ones(3), ledger), kind(np.full(2, 5.0), ledger)
     call = functools.partial(kernel, x, (y, array.array("d", [1.0])), 2.0)
-
-    def check():
-        x.capsules.clear(), y.capsules.clear()
-        ledger.check(ledger.made)
 
     assert [call() for _ in range(4)] == [23.0] * 4
     before = ledger.made
     for calls in range(1, 5):
         assert call() == 23.0 and ledger.made == before + 2 * calls
-        check()
+        x.capsules.clear(), y.capsules.clear()
+        ledger.check(ledger.made)
     # What differs from the cached calls, in what is read first and last, is another call, and gives back what was exported.
     x.array = np.ones(3, np.float32)
     assert call() == 23.0
@@ -111,29 +116,22 @@ def test_cached_calls_export_once_and_give_back(kind, kernel):
     assert call() == 23.0
     y.lies["lanes"] = 2
     assert type_and_message(call)[0] is BufferError
-    check()
 
 
-def test_a_producer_is_asked_once_whatever_signature_its_tensor_has():
+def test_a_producer_is_asked_once_whatever_signature_its_tensor_has(ledger):
     """The last call had another: what its cached call has exported is read by the general path."""
-    ledger, kernel = Ledger(), fast_args(lambda x, by: x.sum() + by)
-    x, arrays = Dunder(np.ones(3), ledger), [np.ones(3), np.ones(3, np.float32), np.ones((2, 2))[:, 1:], np.ones(3)[::-1]]
+    kernel, x = fast_args(lambda x, by: x.sum() + by), Dunder(np.ones(3), ledger)
+    arrays = [np.ones(3), np.ones(3, np.float32), np.ones((2, 2))[:, 1:], np.ones(3)[::-1]]
     for x.array in arrays:
         assert kernel(x, 1) == x.array.size + 1
     before = ledger.made
     for count, x.array in enumerate(3 * arrays, start=1):
         assert kernel(x, 1) == x.array.size + 1 and ledger.made == before + count
-    x.capsules.clear()
-    ledger.check(ledger.made)
 
 
-def test_an_error_in_a_call_that_a_row_has_left_names_its_argument():
+def test_an_error_in_a_call_that_a_row_has_left_names_its_argument(ledger):
     """The first argument's export has another rank than its row, and is not made again; the second one's view raises."""
-
-    def fails(tensor, out):
-        raise Sets(-1, ValueError, "no view today")
-
-    ledger, kernel = Ledger(), fast_args(lambda x, y: x.size + y.size)
+    kernel, fails = fast_args(lambda x, y: x.size + y.size), setting(-1, ValueError, "no view today")
     x, y = Dunder(np.ones(3), ledger), hostile_type("FailsLater")(view=fails, behaves=True)
     size = kernel(np.ones(0), y)
     for x.array in (np.ones((3, 1)), np.ones(3)):
@@ -143,13 +141,10 @@ def test_an_error_in_a_call_that_a_row_has_left_names_its_argument():
     assert kind is ValueError and "argument 'y' (position 1)" in message and ledger.made == before + 1
     x.array, y.behaves = np.ones(3), True
     assert kernel(x, y) == size + 3
-    x.capsules.clear()
-    ledger.check(ledger.made)
 
 
-def test_an_exception_of_a_cached_calls_producer_is_raised_and_the_producer_is_asked_once():
-    ledger, asked = Ledger(), []
-    first, second = Dunder(np.ones(3), ledger), Acting(np.ones(3), ledger)
+def test_an_exception_of_a_cached_calls_producer_is_raised_and_the_producer_is_asked_once(ledger):
+    first, second, asked = Dunder(np.ones(3), ledger), Acting(np.ones(3), ledger), []
     kernel = fast_args(lambda x, y: x.sum() + y.sum())
     assert [kernel(first, second) for _ in range(4)] == [6.0] * 4
     for error in (KeyboardInterrupt, BufferError, MemoryError):
@@ -162,8 +157,6 @@ def test_an_exception_of_a_cached_calls_producer_is_raised_and_the_producer_is_a
         assert type_and_message(kernel, first, second)[0] is error is asked.pop() and not asked
         second.act = None
         assert kernel(first, second) == 6.0
-    first.capsules.clear(), second.capsules.clear()
-    ledger.check(ledger.made)
 
 
 def test_what_is_readonly_stays_so():
@@ -220,8 +213,7 @@ def test_a_first_call_has_the_kernels_frame_only(options):
         if "out" not in options:
             assert found[0] == ["__call__", "_call_first", "raises"]
             assert frames_of(kernel, make(np.ones(2, np.float32))) == ["raises"]  # a new signature
-            assert frames_of(kernel, x=make(np.ones(2, np.int64))) == ["raises"]
-            assert kernel.counts().slow == 3
+            assert frames_of(kernel, x=make(np.ones(2, np.int64))) == ["raises"] and kernel.counts().slow == 3
 
 
 def test_calls_that_change_after_they_were_learnt_are_made():

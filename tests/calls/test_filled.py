@@ -4,13 +4,19 @@ import warnings
 
 import numpy as np
 import pytest
-from frameworks import torch
+from frameworks import needs_torch, torch
 from interoperability import jax
 
 from fastexchange import fast_args
 
 TYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128"]
 HALVES = ["bfloat16", "float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz"]
+MAKERS = [np.asarray, *([torch.from_numpy] if torch is not None else []), *([jax.numpy.asarray] if jax is not None else [])]
+
+
+@fast_args(out="x[n] -> y[n]")
+def first(x, y):
+    y[0] = x[0]
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +31,8 @@ def warnings_of(call) -> list[str]:
     return [str(each.message).rpartition("<locals>.")[2] for each in caught]
 
 
-MAKERS = [np.asarray, *([torch.from_numpy] if torch is not None else []), *([jax.numpy.asarray] if jax is not None else [])]
-
-
-@pytest.mark.parametrize("dtype", TYPES + HALVES)
+@pytest.mark.parametrize("dtype", TYPES + HALVES * (torch is not None))
 def test_what_is_left_is_counted(dtype):
-    if dtype in HALVES and torch is None:
-        pytest.skip("PyTorch is not installed")
-
     @fast_args(out=f"x[n] -> y[n, 2]: {dtype}, z[n]: {dtype}")
     def partly(x, y, z):
         for i in range(x.shape[0]):
@@ -71,12 +71,8 @@ def test_an_output_that_accumulates_into_what_was_there():
     assert np.isnan(total.bind(np.ones(3))())
 
 
-@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@needs_torch
 def test_operators():
-    @fast_args(out="x[n] -> y[n]")
-    def first(x, y):
-        y[0] = x[0]
-
     op = first.as_torch_op("fx_test_filled::first")
     for call in (op, torch.ops.fx_test_filled.first):
         (message,) = warnings_of(lambda: call(torch.ones(3)))  # noqa: B023
@@ -86,11 +82,6 @@ def test_operators():
 @pytest.mark.skipif(jax is None, reason="JAX is not installed")
 def test_in_a_function_that_jax_compiles():
     """Python makes the call then."""
-
-    @fast_args(out="x[n] -> y[n]")
-    def first(x, y):
-        y[0] = x[0]
-
     x = jax.numpy.ones(3)
     (message,) = set(warnings_of(lambda: jax.jit(lambda x: first(x) + 1)(x).block_until_ready()))
     assert "first(): 2 of 3 elements of its output 'y' are still the NaN" in message
