@@ -15,6 +15,7 @@ from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic, overload, register_model, typeof_impl
 from oracle import type_and_message
 from other_ways import run_changed
+from raising import check_raises
 
 import fastexchange
 from fastexchange import BoundLaunch, FastKernel, fast_args
@@ -57,18 +58,11 @@ def test_first_class_functions():
 
 
 def test_ufuncs_callbacks_stencils_and_overloads():
-    array, increments = np.arange(5.0), fast_args(lambda x: x + 1)
+    array, increments, neighbours = np.arange(5.0), fast_args(lambda x: x + 1), lambda a: a[-1] + a[1]
     assert numba.vectorize([float64(float64)])(increments)(2.0) == numba.cfunc("float64(float64)")(increments).ctypes(2.0) == 3.0
-
-    def neighbours(a):
-        return a[-1] + a[1]
-
     assert numba.stencil(fast_args(neighbours))(array).tolist() == numba.stencil(neighbours)(array).tolist()
 
-    def thrice(x):
-        raise NotImplementedError
-
-    overload(thrice)(lambda x: fast_args(lambda x: 3 * x).py_func)
+    overload(thrice := lambda x: None)(lambda x: fast_args(lambda x: 3 * x).py_func)
     assert fast_args(lambda x: thrice(x))(2) == 6
 
 
@@ -145,8 +139,7 @@ def test_importing_and_decorating_load_and_compile_nothing():
     )
 
 
-class Marked(np.ndarray):
-    __numba_array_subtype_dispatch__ = True
+Marked = type("Marked", (np.ndarray,), {"__numba_array_subtype_dispatch__": True})
 
 
 class MarkedType(types.Array):
@@ -171,10 +164,9 @@ def _type_of_marked(value, context):
 
 @intrinsic
 def marked(typing_context, array):
-    def cast(context, builder, signature, arguments):
-        return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
-
-    return MarkedType(array.dtype, array.ndim, array.layout)(array), cast
+    return MarkedType(array.dtype, array.ndim, array.layout)(array), lambda context, builder, signature, arguments: (
+        impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
+    )
 
 
 # Numba keeps the type of an array of any class by dtype, rank and order, and takes it for that of misaligned ones, too.
@@ -187,8 +179,7 @@ MARKED = np.asfortranarray(np.arange(8, dtype="c8").reshape(4, 2)).view(Marked)
 ])  # fmt: skip
 def test_arrays_of_a_class_of_the_users(function, x):
     kernel, want = fast_args(function), numba.njit(function)(x, 1.0)
-    frameworks = [lambda array: array] + ([torch.from_numpy] if torch is not None else [])
-    for tensor in frameworks:
+    for tensor in [np.asarray] + ([torch.from_numpy] if torch is not None else []):
         given = (x, tensor(np.ones(2))) if x is MARKED else (tensor(x), 1.0)
         for _ in range(WARM):
             got = kernel(*given)
@@ -197,12 +188,10 @@ def test_arrays_of_a_class_of_the_users(function, x):
 
 
 def test_an_argument_that_is_nothing_to_numba():
-    for error in (TypeError, numba.TypingError):
-        for _ in range(2):
-            with pytest.raises(error, match=r"'x' .position 0.: an object of type object is no tensor") as raised:
-                doubled(object())
-    made = pickle.loads(pickle.dumps(raised.value))
-    assert type(made) is type(raised.value) and str(made) == str(raised.value)
+    for error in ((TypeError,), (numba.TypingError,)) * 2:
+        raised = check_raises(error, "'x' .position 0.: an object of type object is no tensor", doubled, object()).value
+    made = pickle.loads(pickle.dumps(raised))
+    assert type(made) is type(raised) and str(made) == str(raised)
 
 
 @pytest.mark.slow

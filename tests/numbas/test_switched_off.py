@@ -5,12 +5,13 @@ from interpreter import run_python
 
 pytestmark = pytest.mark.slow
 PROGRAM = """
-import pickle, sys, warnings
+import itertools, pickle, sys, warnings
 import numpy as np
 import fastexchange
 from fastexchange import fast_args
 try:
     import jax, torch
+    import jax.numpy as jnp
 except ImportError:  # only NumPy's arrays
     torch = None
 warnings.simplefilter("ignore")
@@ -19,34 +20,28 @@ warnings.simplefilter("ignore")
 def square_backward(x, grad_y, grad_x):
     for i in range(x.shape[0]):
         grad_x[i] = 2 * x[i] * grad_y[i]
-
 @fast_args(out="x[n] -> y[n]", backward=square_backward)
 def square(x, y):
     for i in range(x.shape[0]):
         y[i] = x[i] * x[i]
-
 @fast_args
 def total(x, k=1.0):
     s = 0.0
     for value in x:
         s += value
     return s * k
-
 @fast_args
 def changed(x):
     x[0] += 1
     return x, x[1:], x * 2
-
 @fast_args
 def scaled(xs):
     for i in range(len(xs)):
         xs[i][0] *= 3
     return xs[0][0]
-
 @fast_args(out="x[n] -> y[n]")
 def never(x, y):
     y = x * 2  # noqa: F841
-
 firsts = fast_args(lambda xs: xs[0][0] + xs[1][0])
 
 def say(what, call):
@@ -80,21 +75,17 @@ def of_numpy():
     say("never written", lambda: never(x))
 
 def of_frameworks_converted():
-    import jax.numpy as jnp
-
     def shared(source, to, copy=None):
         made = fastexchange.convert(source, to, copy=copy)
         if to is torch.Tensor and len(made):
             made[0] = 7
         return made, source
 
-    readonly = np.arange(3.0)
+    readonly, x = np.arange(3.0), np.arange(4.0)
     readonly.flags.writeable = False
-    x = np.arange(4.0)
     for source in (b"abc", readonly, jnp.arange(3), x[::-1], x[::2], x.astype(">f8"), x):
-        for to in (torch.Tensor, jax.Array):
-            for copy in (None, True, False):
-                say(f"converted, copy={copy}", lambda: shared(source, to, copy))
+        for to, copy in itertools.product((torch.Tensor, jax.Array), (None, True, False)):
+            say(f"converted, copy={copy}", lambda: shared(source, to, copy))
     half = torch.arange(3.0).to(torch.bfloat16)
     say("half", lambda: (fastexchange.convert(half, jax.Array), type(fastexchange.to_dlpack(half, max_version=(1, 0)))))
     lists = [torch.ones(4)[::2], torch.ones(2)], [jnp.ones(2), torch.ones(2)]
@@ -102,8 +93,6 @@ def of_frameworks_converted():
     say("never written", lambda: never(jnp.ones(2)))
 
 def of_frameworks():
-    import jax.numpy as jnp
-
     x = torch.arange(3.0)
     say("total", lambda: (total(x), total(x.to(torch.int8)), total(jnp.arange(3)), total(x.numpy())))
     say("square", lambda: (square(x), square(jnp.arange(3.0)), square(x, torch.empty(3))))
@@ -114,13 +103,8 @@ def of_frameworks():
     say("same", lambda: changed(x)[0] is x)
     say("returns", lambda: fast_args(returns=torch.Tensor)(lambda x: x * 2)(np.ones(2)))
     say("firsts", lambda: (firsts([x, x]), firsts((x, np.ones(2, np.float32)))))
-
-    def gradient():
-        y = torch.ones(3, requires_grad=True)
-        square(y).sum().backward()
-        return y.grad
-
-    say("gradient", gradient)
+    y = torch.ones(3, requires_grad=True)
+    say("gradient", lambda: (square(y).sum().backward(), y.grad))
     say("gradient", lambda: jax.jit(jax.grad(lambda x: square(x).sum()))(jnp.ones(3)))
     say("vmap", lambda: torch.vmap(square)(torch.ones(2, 3)))
     say("compile", lambda: torch.compile(lambda x: square(x) + 1, backend="eager", fullgraph=True)(x))
@@ -135,8 +119,7 @@ def of_frameworks():
 
 of_numpy()
 if torch is not None:
-    of_frameworks()
-    of_frameworks_converted()
+    of_frameworks(), of_frameworks_converted()
 """
 OFF = """
 from fastexchange.ground.cfunction import code_cache
@@ -163,6 +146,4 @@ else:
 def test_a_program_does_the_same(tmp_path):
     on = run_python(PROGRAM, FASTEXCHANGE_DISABLE="0").stdout.splitlines()
     off = run_python(PROGRAM + OFF, NUMBA_CACHE_DIR=str(tmp_path / "off"), FASTEXCHANGE_DISABLE="1").stdout.splitlines()
-    assert len(on) > 15 and "square tuple" in "\n".join(on)
-    assert off == on
-    assert not list(tmp_path.glob("off/**/*.code"))
+    assert len(on) > 15 and "square tuple" in "\n".join(on) and off == on and not list(tmp_path.glob("off/**/*.code"))
