@@ -58,19 +58,8 @@ def total(x):
     return s
 
 
-@functools.cache
-def scale_op():
-    return scale.as_torch_op("fx_test::scale", backward=scale_backward)
-
-
-@functools.cache
-def axpy_op():
-    return axpy.as_torch_op("fx_test::axpy", mutates=("y",))
-
-
-@functools.cache
-def transposed_op():
-    return transposed.as_torch_op("fx_test::transposed")
+scale_op = functools.cache(lambda: scale.as_torch_op("fx_test::scale", backward=scale_backward))
+axpy_op = functools.cache(lambda: axpy.as_torch_op("fx_test::axpy", mutates=("y",)))
 
 
 def tensors():

@@ -25,14 +25,9 @@ raise SystemExit(cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or
 """
 
 
-def _has_device() -> bool:
-    """Whether this machine has a driver with a device; asked in a process of its own."""
-    return cuda_stub.real_driver() and not subprocess.run([sys.executable, "-S", "-c", _COUNT_DEVICES]).returncode
-
-
 def _load() -> tuple[cuda_stub.Stub | None, str]:
     """The stub, None where there is a device; and why nothing can be tested, if nothing can."""
-    if _has_device():
+    if cuda_stub.real_driver() and not subprocess.run([sys.executable, "-S", "-c", _COUNT_DEVICES]).returncode:
         return None, ""
     if sys.platform != "linux" or shutil.which("cc") is None:
         return None, "there is no CUDA device, and the driver stub needs Linux and a C compiler"

@@ -264,10 +264,10 @@ class Exports:
 
 
 EXPORTED = """
-import jax, numpy, sys
-from fastexchange import CudaError, fast_args
-from test_cuda_jax import Exports, add_of
+import jax, sys
+from cuda_checks import is_refused, launched
 from cuda_producers import ArrayInterface
+from test_cuda_jax import Exports, add_of
 stream = cuda.stream()
 handle = int(getattr(stream.handle, "value", stream.handle))
 exports, f = Exports(handle), add_of(cuda)
@@ -276,20 +276,14 @@ out = ArrayInterface(stub, (30,), stream=handle)
 fast_args(cuda.jit(lambda out: None))[1, 1](out)  # its type is known then
 counts = [sys.getrefcount(x), sys.getrefcount(y)]
 for _ in range(3):
-    f[1, 32](x, y, out)
-    launch = stub.launches[-1]
+    launch = launched(stub, f[1, 32], x, y, out)
     words = [int.from_bytes(each, "little") for each in launch.parameters]
     assert all(each.unsafe_buffer_pointer() in words for each in (x, y)) and launch.stream == handle
     assert exports.streams == [handle] * 2, exports.streams  # each array once
 assert f.counts().slow == 1, f.counts()
 assert [sys.getrefcount(x), sys.getrefcount(y)] == counts
 y.delete()
-try:
-    f[1, 32](x, y, out)
-except BufferError:  # Python code is asked then, and here it says that JAX's arrays are on the CPU
-    pass
-else:
-    raise AssertionError("a deleted array is launched")
+is_refused(lambda: f[1, 32](x, y, out), BufferError)  # Python code is asked then, and here it says that these are on the CPU
 for number in range(3000):  # more than are known
     z = jax.numpy.full(30, number)
     f[1, 32](x, jax.numpy.ones(30), out)
