@@ -1,6 +1,7 @@
 """Entries on disk prove what they are: whatever happens to the files, nobody gets another function's code."""
 
 import ctypes
+import functools
 import itertools
 import os
 import shutil
@@ -14,6 +15,7 @@ import zlib
 from pathlib import Path
 from types import FunctionType
 from typing import Any
+from unittest.mock import Mock
 
 import numba
 import numpy as np
@@ -124,27 +126,19 @@ def test_a_cache_directory_that_cannot_be_written(tmp_path, monkeypatch):
     assert blocker.read_text() == ""
 
 
-def killed_at(line: int, folder: CacheFolder) -> bool:
-    """Whether a child that saves an entry, and is killed at a line of that, has come so far."""
-    lines = itertools.count()
-
-    def note(place):
-        if next(lines) == line:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def save():
-        traced(disk_cache.__file__, "line", note, lambda: CacheFolder(folder.path).save("name", "key", "new"))
-
-    return in_fork(save) == -signal.SIGKILL
-
-
 @needs_fork
 @pytest.mark.parametrize(("before", "first"), [(None, 0), ("old", 2)])
 def test_a_process_killed_at_any_line_of_saving(folder, before, first):
     """What was there before is there still, or the new entry is whole. Each of the two looks at every fourth line."""
+
+    def save_until(line: int) -> None:
+        lines = itertools.count()
+        note = lambda place: next(lines) == line and os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+        traced(disk_cache.__file__, "line", note, lambda: CacheFolder(folder.path).save("name", "key", "new"))
+
     for line in range(first, 200, 4):
         assert before is None or folder.save("name", "key", before)
-        was_killed = killed_at(line, folder)
+        was_killed = in_fork(functools.partial(save_until, line)) == -signal.SIGKILL
         found = CacheFolder(folder.path).load("name", "key")
         assert found in ("new", before)
         if not was_killed:
@@ -351,13 +345,13 @@ def test_functions_of_a_library_are_in_one_order_whatever_is_imported_first():
 UNPICKLED: list[str] = []
 
 
-def note(what: str) -> None:
-    UNPICKLED.append(what)
+def unpickled() -> None:
+    UNPICKLED.append("value")
 
 
 class Noted:
     def __reduce__(self):
-        return note, ("value",)
+        return unpickled, ()
 
 
 @pytest.mark.parametrize("kept_in", ["folder", "memory"])
@@ -396,10 +390,7 @@ def test_numba_disable_jit_is_not_about_our_own_code(monkeypatch):
 def test_where_it_cannot_be_announced_that_native_code_is_compiled(monkeypatch, capsys):
     """Python 3.12 starts no thread at shutdown, when ``atexit`` may call a kernel first; ``print(file=None)`` is to stdout."""
 
-    def start(self):
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't create new thread at shutdown")))
     announced = cfunction._Announced()
     for _ in range(2):
         with announced:

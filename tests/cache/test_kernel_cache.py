@@ -66,8 +66,8 @@ def run(folder: Path, code: str, *arguments: str, **environment: str):
     return fork_python(RUN + dedent(code), str(folder), *arguments, **environment)
 
 
-def words_of(folder: Path, code: str, *arguments: str) -> list[str]:
-    return run(folder, code, *arguments).stdout.split()
+def words_of(*given: str, **environment: str) -> list[str]:
+    return run(*given, **environment).stdout.split()
 
 
 RESULTS = """
@@ -132,7 +132,7 @@ def test_a_second_process_compiles_neither_kernels_nor_what_calls_them(tmp_path)
         """
     found = {}
     for what, expected in (("precompile", ["0", "12"]), ("call", ["12", "0", "0"]), ("another", ["12", "0", "0"])):
-        words = run(tmp_path, code, what, NUMBA_CACHE_DIR=str(cache)).stdout.split()
+        words = words_of(tmp_path, code, what, NUMBA_CACHE_DIR=str(cache))
         assert words[: len(expected)] == expected, what
         assert what != "call" or files(cache) == found, "it wrote to the cache"
         found = files(cache)
@@ -153,10 +153,11 @@ def made(source):
     return names["times"]
 
 def scaled(factor, decorate):
+    @decorate
     def times(x, y):
         for i in range(x.shape[0]):
             y[i] = x[i] * factor
-    return decorate(times)
+    return times
 
 def scaled_at_length(factor, decorate):
     source = f"def times(factor):\n def times(x, y):\n{LONG}        y[i] += s + x[i] * factor\n return times\n"
@@ -286,8 +287,7 @@ def test_constants_and_options_are_part_of_a_kernels_key(module):
 
 
 USER = """
-import collections, enum
-import numba
+import collections, enum, numba
 from fastexchange import fast_args
 from helper_of_the_test import calls
 
@@ -324,13 +324,12 @@ CHANGES = {
 def test_what_a_kernel_names_is_part_of_its_key(tmp_path, change):
     """Types of users mean what they mean in this process. The kernel's file has the size and the time that it had."""
     expression, call, before, after, expected = CHANGES[change]
-    found = []
+    sources, found = {"module_of_the_test": USER.format(expression), "helper_of_the_test": HELPER}, []
+    assert before in "".join(sources.values())
     for text in (before, before, after):
-        for name, source in (("module_of_the_test", USER.format(expression)), ("helper_of_the_test", HELPER)):
-            assert before in USER.format(expression) + HELPER
-            file = tmp_path / f"{name}.py"
-            file.write_text(source.replace(before, text))
-            os.utime(file, (1e9, 1e9))
+        for name, source in sources.items():
+            (tmp_path / f"{name}.py").write_text(source.replace(before, text))
+            os.utime(tmp_path / f"{name}.py", (1e9, 1e9))
         found += words_of(tmp_path, f"print({call}, hits(used))")
     assert " ".join(found) == expected
 
@@ -380,22 +379,19 @@ def test_kernels_are_not_kept_where_others_can_write_or_nobody(module):
     done = run(module, "print(called(scaled(2.0, fast_args(cache=True))))", NUMBA_CACHE_DIR="")
     assert done.stdout.split() == ["2"] and "other users can write" in done.stderr
     assert not list(folder.iterdir())
-    names: dict = {}
-    source = "from fastexchange import fast_args\n@fast_args(cache=True)\ndef kernel(x):\n    return x + 1\n"
+    names = {"fast_args": fast_args}
     with pytest.warns(RuntimeWarning, match="kernel: its function is in no file") as told:
-        exec(compile(source, "<made up>", "exec"), names)
-    assert (told[0].filename, told[0].lineno) == ("<made up>", 2)
-    assert names["kernel"](1) == 2
-
-
-def product(x, y):
-    return x * y
+        exec(compile("\n@fast_args(cache=True)\ndef kernel(x):\n    return x + 1\n", "<made up>", "exec"), names)
+    assert (told[0].filename, told[0].lineno) == ("<made up>", 2) and names["kernel"](1) == 2
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_code_that_is_at_hand_is_explained(tmp_path, monkeypatch, is_kept):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     arguments = np.ones(3), 2
+
+    def product(x, y):
+        return x * y
 
     def how(kernel) -> str:
         return kernel.explain(*arguments).outcome.removeprefix("new: the next such call ").removesuffix(" it")

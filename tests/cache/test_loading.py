@@ -84,10 +84,7 @@ def length_of(x):
 KERNEL = """
 from fastexchange import fast_args
 from extension_of_the_test import length_of
-
-@fast_args(cache=True)
-def length(x):
-    return length_of(x)
+length = fast_args(cache=True)(lambda x: length_of(x))
 """
 FILES = {  # an installed extension, which is found by its entry point, as Numba finds it
     "extension_of_the_test.py": EXTENSION, "kernels_with_extension.py": KERNEL,
@@ -98,8 +95,8 @@ FILES = {  # an installed extension, which is found by its entry point, as Numba
 
 @pytest.mark.slow
 def test_extensions_are_loaded_before_arguments_are_typed(tmp_path):
+    (tmp_path / "extension_of_the_test-1.dist-info").mkdir()
     for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     program = "import sys; sys.path.insert(0, sys.argv[1]); import kernels_with_extension as k, extension_of_the_test as e; "
     for _ in range(2):
