@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import math
 import os
 
 import numpy as np
@@ -154,34 +153,10 @@ def test_on_the_cpu_it_is_refused(package, jax):
 
 
 # ---- frames made by hand ---------------------------------------------------------------------------------------------------
-class Calls:
-    """Calls of a kernel by the handler, with buffers on the stub's device."""
-
-    def __init__(self, stub, stream):
-        self.stub, self.xla = stub, importlib.import_module("xla_frames").Xla(int(getattr(stream.handle, "value", stream.handle)))
-
-    def __call__(self, kernel, *shapes):
-        """Call it with 2.0, operands and a result of these shapes, or of (5,) each. Returns the error's text, or None."""
-        from fastexchange.dispatch import batches
-        from fastexchange.jax import xla, xla_launches
-
-        shapes = shapes or [(5,)] * 3
-        rank = len(kernel._pattern.outputs[0].dims)
-        array = np.zeros((2, 2, *[1] * rank)[:rank], np.float32)
-        readonly = array.copy()
-        readonly.flags.writeable = False
-        keys = tuple(key for each in (2.0, readonly, readonly, array) for key in xla_launches.keys_of(each))
-        kind = xla.DTYPES["F32"], 4
-        values = [(batches.NUMBER, 2.0), (batches.OPERAND, kind), (batches.OPERAND, kind), (batches.RESULT, kind)]
-        self.data = [self.stub.allocate(4 * math.prod(shape)) for shape in shapes]
-        buffers = [(shape, "F32", data) for shape, data in zip(shapes, self.data, strict=True)]
-        return self.xla.call(kernel, keys, values, buffers[:-1], buffers[-1:])
-
-
 @pytest.fixture
 def calls(package, stub):
     pytest.importorskip("jax")
-    return Calls(stub, package.stream())
+    return importlib.import_module("xla_frames").Calls(stub, package.stream())
 
 
 def pointers(launch):
@@ -189,7 +164,7 @@ def pointers(launch):
 
 
 def test_the_handler_may_be_captured(calls):
-    found = calls.xla.metadata()
+    found = calls.metadata()
     assert (found.api_version.major_version, found.api_version.minor_version, found.traits) == (0, 1, 1)
 
 
@@ -200,7 +175,7 @@ def test_a_frame_is_launched_on_its_stream(package, stub, calls, launch):
     for count in (1, 2):  # by Python, which compiles and loads it; without
         assert calls(f, (1000,), (1000,), (1000,)) is None
         made = stub.launches[-1]
-        assert made.grid == grid and made.stream == calls.xla.stream and f.counts().fast == count
+        assert made.grid == grid and made.stream == calls.stream and f.counts().fast == count
         assert all(address in pointers(made) for address in calls.data)
         assert np.float64(2).tobytes() in made.parameters
 
@@ -222,9 +197,9 @@ def test_what_is_wrong_is_an_error_of_xla(package, stub, calls):
     assert calls(f) is None
     stub.clear()
     assert wrong in calls(f, (5, 1), (5,), (5,)) and wrong in calls(f, (2, 5), (3, 5), (2, 5))
-    calls.xla.fails = True
+    calls.fails = True
     assert calls(f) == 77  # XLA's own error
-    calls.xla.fails = False
+    calls.fails = False
     assert "no device takes the sizes" in calls(saxpy_of(package, ("n", "n")), (2000,), (2000,), (2000,))
     assert not stub.launches and calls(f) is None
     stub.fail("cuLaunchKernel", 701)
