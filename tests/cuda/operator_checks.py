@@ -37,6 +37,11 @@ def tensors(count=100, device="cuda", **options):
     return made(count, device=device, **options), made(count, device=device, **options)
 
 
+def operator_of(cuda, name, launch="n"):
+    """An operator of that kernel, and two tensors for it."""
+    return scale_on(cuda).as_torch_op(f"fx_check::{name}", launch=launch, out=SHARED), *tensors()
+
+
 def is_product(y, x, w) -> bool:
     """Whether a kernel has computed this; the stub runs none."""
     return not ON_GPU or torch.equal(y, x * w)
@@ -52,15 +57,14 @@ def allocated(stub) -> int:
 
 
 class Python:
-    """Counts the calls of Python functions between an operator and its launch, of these kernels."""
+    """Counts the calls of Python functions between an operator and its launch."""
 
-    def __init__(self, *operators):
+    def __init__(self, operator):
         self.calls = 0
-        for operator in operators:
-            for owner in (operator, operator.kernel, operator.kernel._launcher):
-                for name in ("_dispatch", "_call_with_outputs", "_call_slowly", "_call_numba"):
-                    if hasattr(owner, name):
-                        setattr(owner, name, self._counting(getattr(owner, name)))
+        for owner in (operator, operator.kernel, operator.kernel._launcher):
+            for name in ("_dispatch", "_call_with_outputs", "_call_slowly", "_call_numba"):
+                if hasattr(owner, name):
+                    setattr(owner, name, self._counting(getattr(owner, name)))
 
     def _counting(self, function):
         def counting(*args, **kwargs):
@@ -98,8 +102,7 @@ CONFIGURATIONS = {
 def check_launches(stub, torch_stub, cuda):
     """Outputs are on the inputs' device, the kernel gets the tensors' memory, and no Python code runs in between."""
     for name, (launch, is_right) in CONFIGURATIONS.items():
-        operator = scale_on(cuda).as_torch_op(f"fx_check::{name}", launch=launch, out=SHARED)
-        x, w = tensors()
+        operator, x, w = operator_of(cuda, name, launch)
         for call in warmed(operator, x, w):
             python = Python(operator)
             stub.clear()
@@ -125,7 +128,7 @@ def check_functions(stub, torch_stub, cuda):
             raise LookupError("thirteen")
         return x.shape[0] if x.shape[0] < 1000 else ((7, 2), 32)
 
-    operator = scale_on(cuda).as_torch_op("fx_check::function", launch=launch, out=SHARED)
+    operator, *_ = operator_of(cuda, "function", launch)
     for call in both_ways(operator):
         for count in (300, 1000):
             x, w = tensors(count)
@@ -161,7 +164,7 @@ def check_schemas(stub, torch_stub, cuda):
 
 def check_devices_and_streams(stub, torch_stub, cuda):
     """The launch is on the device and the current stream of the inputs, whatever the current device is; that does not change."""
-    operator = scale_on(cuda).as_torch_op("fx_check::places", launch="n", out=SHARED)
+    operator, *_ = operator_of(cuda, "places")
     for device in [device for device in (1, 0, 2, 1) if device < len(torch_stub.devices)]:
         with cuda.gpus[device]:
             stream = cuda.stream()
@@ -180,8 +183,7 @@ def check_devices_and_streams(stub, torch_stub, cuda):
 
 def check_errors(stub, torch_stub, cuda):
     """What is refused is refused in the same words before and after the first launches, and leaves nothing."""
-    operator = scale_on(cuda).as_torch_op("fx_check::refused", launch=("n // 4", 32), out=SHARED)
-    x, w = tensors()
+    operator, x, w = operator_of(cuda, "refused", ("n // 4", 32))
     others = [tensors(device=device)[0] for device in torch_stub.devices[1:2]]
     cases = [
         *[((x, other), BufferError, "kDLCUDA:1, but an earlier argument is on kDLCUDA:0") for other in others],
@@ -206,15 +208,13 @@ def check_errors(stub, torch_stub, cuda):
     gc.collect()
     assert (allocated(stub), sys.getrefcount(x)) == before
     assert all(is_product(call(x, w), x, w) for call in both_ways(operator))
-    register = functools.partial(scale_on(cuda).as_torch_op, "fx_check::beyond", launch=(1, 2000), out=SHARED)
-    found = error_of(register)
+    found = error_of(operator_of, cuda, "beyond", (1, 2000))
     assert found[0] is ValueError and "of (2000, 1, 1) threads" in found[1], found
 
 
 def check_failures(stub, torch_stub, cuda):
     """The driver refuses a launch, PyTorch has no memory: each is raised as what it is, and the next call is as before."""
-    operator = scale_on(cuda).as_torch_op("fx_check::failing", launch=("n // 4", 32), out=SHARED)
-    x, w = tensors()
+    operator, x, w = operator_of(cuda, "failing", ("n // 4", 32))
     for call in warmed(operator, x, w):
         stub.fail("cuLaunchKernel", 701, sticky=True)
         found = error_of(call, x, w)
@@ -237,8 +237,7 @@ def by_type():
 
 def check_nothing_is_left(stub, torch_stub, cuda):
     """Many calls allocate nothing but their outputs, whose memory PyTorch's allocator gets back."""
-    operator = scale_on(cuda).as_torch_op("fx_check::kept", launch="n", out=SHARED)
-    x, w = tensors()
+    operator, x, w = operator_of(cuda, "kept")
     by_type()
     for call in both_ways(operator):
         for _ in range(1000):  # what is made once is there
@@ -259,7 +258,7 @@ def check_nothing_is_left(stub, torch_stub, cuda):
 
 def check_empty_tensors(stub, torch_stub, cuda):
     """0 tasks are no launch; the outputs are there."""
-    operator = scale_on(cuda).as_torch_op("fx_check::empty", launch="n", out=SHARED)
+    operator, *_ = operator_of(cuda, "empty")
     for call in both_ways(operator) * 5:
         y = call(*tensors(0))
         assert y.shape == (0,) and y.device.type == "cuda" and not stub.launches
@@ -356,8 +355,7 @@ def check_modes(stub, torch_stub, cuda):
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    operator = scale_on(cuda).as_torch_op("fx_check::seen", launch="n", out=SHARED)
-    x, w = tensors()
+    operator, x, w = operator_of(cuda, "seen")
     warmed(operator, x, w)
     seen = []
 
@@ -385,8 +383,8 @@ def check_modes(stub, torch_stub, cuda):
 
 def check_outputs_that_are_given(stub, torch_stub, cuda):
     """The kernel of an operator takes its outputs, too, and refuses those with other shapes, in every call."""
-    kernel = scale_on(cuda).as_torch_op("fx_check::given", launch="n", out=SHARED).kernel
-    x, w = tensors()
+    operator, x, w = operator_of(cuda, "given")
+    kernel = operator.kernel
     for _ in range(5):
         given = torch.empty_like(x)
         assert kernel(x, w, given) is given and kernel(x, w, y=None).shape == x.shape
@@ -414,7 +412,7 @@ def check_pickles(stub, torch_stub, cuda):
 
 def check_threads(stub, torch_stub, cuda):
     """Threads that call one operator with tensors of other shapes: each launch has its own sizes."""
-    operator = scale_on(cuda).as_torch_op("fx_check::threads", launch=("n", 32), out=SHARED)
+    operator, *_ = operator_of(cuda, "threads", ("n", 32))
 
     def act(count):
         x, w = tensors(count)
@@ -439,8 +437,7 @@ def check_package_launches(stub, torch_stub, cuda):
         y = torch.empty_like(x)
         kernel[4, 32](x, w, y)
     assert torch.equal(x, y) if ON_GPU else [launch.grid for launch in stub.launches] == [(4, 1, 1)] * 3
-    operator = scale_on(cuda).as_torch_op("fx_check::retired", launch="n", out=SHARED)
-    x, w = tensors()
+    operator, x, w = operator_of(cuda, "retired")
     warmed(operator, x, w)
     operator.kernel._launcher._retire()
     for call in both_ways(operator):
@@ -558,7 +555,3 @@ def check_backward_passes_by_place(stub, torch_stub, cuda):
     wrong = functools.partial(scale_on(cuda).as_torch_op, "fx_check::by_place_wrong", launch="n")
     for cpu, backward, text in ((trained_on_cpu, None, "those on a GPU"), (scale_on_cpu, on_gpu, "those on the CPU")):
         is_refused(functools.partial(wrong, cpu=cpu, backward=backward), ValueError, text)
-
-
-FOR_STUB = (check_failures,)
-"""Those that need what only the stubs have: errors to inject."""

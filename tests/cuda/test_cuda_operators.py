@@ -16,25 +16,20 @@ CHECKS = [
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_operators(name, package, record, stub_or_none, request):
-    if stub_or_none is None:
-        request.getfixturevalue("torch")
-        _run_on_gpu(name, package, record)
-    elif why_not := why_no_torch():
-        pytest.skip(f"PyTorch has no tensors on the stub's devices: {why_not}")
-    else:
+    if stub_or_none is not None:
+        if why_not := why_no_torch():
+            pytest.skip(f"PyTorch has no tensors on the stub's devices: {why_not}")
         run_operator_check(name, package)
-
-
-def _run_on_gpu(name, package, recorder) -> None:
+        return
+    request.getfixturevalue("torch")
+    if name == "check_failures":
+        pytest.skip("it needs errors that the driver stub and PyTorch's inject")
     import operator_checks
     from recorder import TorchOnDevice
 
-    check = getattr(operator_checks, name)
-    if check in operator_checks.FOR_STUB:
-        pytest.skip("it needs errors that the driver stub and PyTorch's inject")
     pytorch = TorchOnDevice()
     try:
-        check(recorder, pytorch, package)
+        getattr(operator_checks, name)(record, pytorch, package)
     finally:
         for device in pytorch.devices:
             pytorch.set_stream(device.index, 0)
