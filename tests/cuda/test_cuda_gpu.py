@@ -166,10 +166,6 @@ def pair(torch):
     return x, out
 
 
-def two_streams(torch):
-    return torch.cuda.Stream(), torch.cuda.Stream()
-
-
 def fill_late(torch, stream, x, number) -> None:
     with torch.cuda.stream(stream):
         torch.cuda._sleep(CYCLES)
@@ -216,7 +212,7 @@ STREAMS = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_launch_is_after_the_work_of_its_stream(copy, torch, pair, name):
     current, launch, waited = STREAMS[name]
-    (x, out), streams = pair, dict(zip(("side", "other"), two_streams(torch), strict=True))
+    (x, out), streams = pair, {"side": torch.cuda.Stream(), "other": torch.cuda.Stream()}
     for number in range(1, 8):
         out.zero_()
         torch.cuda.synchronize()
@@ -251,7 +247,8 @@ def test_an_interfaces_own_stream(copy, torch, pair):
 @gpu
 def test_producers_on_different_streams_are_ordered(package, torch):
     """The launch is after the work of both, and what the second does next is after the launch."""
-    add, first, second = fast_args(elementwise(package, "added(x, y, out)", "out[i] = x[i] + y[i]")), *two_streams(torch)
+    add = fast_args(elementwise(package, "added(x, y, out)", "out[i] = x[i] + y[i]"))
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
     x, y, out = (torch.zeros(1 << 16, device="cuda") for _ in range(3))
     torch.cuda.synchronize()
     given = [cls(each.shape, data=each.data_ptr()) for cls, each in ((DeviceTensor, x), (OtherTensor, y), (DeviceTensor, out))]
