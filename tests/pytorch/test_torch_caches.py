@@ -1,14 +1,17 @@
 """PyTorch's compile caches: what was compiled with another declaration, or another backward pass, of an operator is not used."""
 
+import functools
 import json
 
 import pytest
 from forked import Stage, fork_python
+from scale_kernels import elementwise
 from torch_operators import torch
 
 from fastexchange import fast_args
 from fastexchange.torch.declaration import code_of
 
+compiled_whole = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
 PROGRAM = '''
 """Compiles functions that call operators. Arguments: 0 or 1, whether they are declared as they are later; names of checks."""
 import json, sys, torch
@@ -113,12 +116,9 @@ print(json.dumps([different, *misses]))
 '''
 CASES = {
     "dtypes": ["dtype of the kernel", "dtype by name", "dtype of the overload"],
-    "declarations": [
-        "mutates of the kernel", "mutates by name", "outputs of the kernel", "outputs by name", "the kernel's code",
-    ],
+    "declarations": ["mutates of the kernel", "mutates by name", "outputs of the kernel", "outputs by name", "the kernel's code"],
     "gradients of kernels": ["grad kernel", "grad declared", "grad operator"],
-    "functions": ["grad function", "grad calls", "rule for vmap"],
-    "a value that cannot be described": ["grad unknown"],
+    "functions": ["grad function", "grad calls", "rule for vmap"], "a value that cannot be described": ["grad unknown"],
 }  # fmt: skip
 
 
@@ -178,28 +178,12 @@ def test_an_exported_program_is_of_one_declaration(call, tmp_path):
     assert done.returncode == 1 and "error when deserializing" in done.stderr and done.stdout == ""
 
 
-@fast_args(out="x[n] -> y[n]")
-def copied(x, y):
-    for i in range(x.size):
-        y[i] = x[i]
-
-
-@fast_args(out="x[n] -> y[n]: float64")
-def wide(x, y):
-    for i in range(x.size):
-        y[i] = 3 * x[i]
-
-
-@fast_args(out="x[n] -> y[n], z[n]")
-def twice(x, y, z):
-    for i in range(x.size):
-        y[i], z[i] = 4 * x[i], 5 * x[i]
-
-
-@fast_args(mutates=("x",))
-def written(x: torch.Tensor):
-    for i in range(x.size):
-        x[i] = 6 * x[i]
+copied = fast_args(out="x[n] -> y[n]")(elementwise("copied(x, y)", "y[i] = x[i]"))
+OTHERS = {
+    "another dtype": fast_args(out="x[n] -> y[n]: float64")(lambda x, y: y.fill(3 * x[0])),
+    "two outputs": fast_args(out="x[n] -> y[n], z[n]")(elementwise("twice(x, y, z)", "y[i], z[i] = 4 * x[i], 5 * x[i]")),
+    "an argument that is written to": fast_args(mutates=("x",))(lambda x: x.fill(6 * x[0])),
+}
 
 
 def made(factor):
@@ -217,20 +201,17 @@ class Module(torch.nn.Module):
         return torch.ops.fx_caches.replaced(x)
 
 
-@pytest.mark.parametrize("other", [wide, twice, written], ids=lambda kernel: kernel.py_func.__name__)
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_an_operator_is_replaced_by_one_of_another_declaration(other):
     """Compiled functions are compiled again; a program that was exported raises."""
     op = copied.as_torch_op("fx_caches::replaced", replace=True)
-    functions = [
-        torch.compile(call, backend="aot_eager", fullgraph=True) for call in (op, lambda x: torch.ops.fx_caches.replaced(x))
-    ]
+    functions = [compiled_whole(call) for call in (op, lambda x: torch.ops.fx_caches.replaced(x))]
     exported = torch.export.export(Module(), (torch.ones(3),)).module()
     traced = torch.fx.experimental.proxy_tensor.make_fx(Module())(torch.ones(3))
     for call in (*functions, exported, traced):
         assert call(torch.ones(3)).tolist() == [1.0] * 3
-    new = other.as_torch_op("fx_caches::replaced", replace=True)
     wanted_x = torch.ones(3)
-    wanted = new(wanted_x)
+    wanted = other.as_torch_op("fx_caches::replaced", replace=True)(wanted_x)
     for call in functions:
         x = torch.ones(3)
         torch.testing.assert_close(call(x), wanted, rtol=0, atol=0)
@@ -241,7 +222,7 @@ def test_an_operator_is_replaced_by_one_of_another_declaration(other):
 
 
 def test_an_operator_is_replaced_by_one_with_another_backward_pass():
-    compiled = torch.compile(lambda x: torch.ops.fx_caches.backward(x), backend="aot_eager", fullgraph=True)
+    compiled = compiled_whole(lambda x: torch.ops.fx_caches.backward(x))
     for factor in (2.0, 3.0):
         copied.as_torch_op("fx_caches::backward", backward=made(factor), replace=True)
         x = torch.ones(3, requires_grad=True)

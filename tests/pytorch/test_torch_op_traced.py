@@ -11,6 +11,7 @@ import pytest
 import torch_operators
 from forked import fork_python
 from oracle import type_and_message
+from scale_kernels import elementwise
 from test_torch_op import product, product_by_x
 from torch_operators import axpy, axpy_op, doubled, refused, scale, scale_op, tensors, torch, total
 from ways import mode_of
@@ -129,10 +130,10 @@ def test_fake_tensors():
     with FakeTensorMode():
         made = scale(torch.empty(2, 3, dtype=torch.float64), torch.empty(3))
         assert isinstance(made, FakeTensor) and made.shape == (2, 3) and made.dtype == torch.float64
-        with pytest.raises(ValueError, match=r"scale\(\): argument 'w' \(position 1\): dimension d of its shape differs"):
-            scale(torch.empty(2, 3), torch.empty(4))
-        with pytest.raises(ValueError, match=r"scale\(\): argument 'x' \(position 0\) has 1 dimension, .* says x\["):
-            scale(torch.empty(2), torch.empty(4))
+        others = r"scale\(\): argument 'w' \(position 1\): dimension d of its shape differs"
+        refused(ValueError, others, scale, torch.empty(2, 3), torch.empty(4))
+        rank = r"scale\(\): argument 'x' \(position 0\) has 1 dimension, .* says x\["
+        refused(ValueError, rank, scale, torch.empty(2), torch.empty(4))
         said = scale.explain(torch.empty(2, 3), torch.empty(3))
         assert said.kind == "operator" and re.search(r"torch\.ops\.fastexchange\.\w*scale", said.outcome)
         assert total.explain(torch.empty(3)).kind == "refused"
@@ -162,14 +163,9 @@ def test_make_fx_with_real_tensors_records_what_kernels_declare():
 
 
 # ---- what stays of earlier calls ---------------------------------------------------------------------------------------------
-def add(a, b, y):
-    for i in range(a.size):
-        y[i] = a[i] + b[i]
-
-
-def add_first_of_list(a, b: "list[torch.Tensor]", y):
-    for i in range(a.size):
-        y[i] = a[i] + b[0][i]
+add = elementwise("add(a, b, y)", "y[i] = a[i] + b[i]")
+add_twice = elementwise("add_twice(a, b, y, z)", "y[i] = z[i] = a[i] + b[i]")
+add_first_of_list = elementwise("add_first_of_list(a, b: 'list[torch.Tensor]', y)", "y[i] = a[i] + b[0][i]", torch=torch)
 
 
 def add_optional(a, b: "torch.Tensor | None", y):
@@ -177,11 +173,6 @@ def add_optional(a, b: "torch.Tensor | None", y):
         y[i] = a[i]
         if b is not None:
             y[i] += b[i]
-
-
-def add_twice(a, b, y, z):
-    for i in range(a.size):
-        y[i] = z[i] = a[i] + b[i]
 
 
 def faked(call, b):
@@ -244,13 +235,8 @@ def test_the_text_of_an_exception_is_whole(name):
 
 
 # ---- backward passes ---------------------------------------------------------------------------------------------------------
-@fast_args(out="grad_z[n], x[n], y[n] -> grad_x[n], grad_y[n]")
-def product_backward(grad_z, x, y, grad_x, grad_y):
-    for i in range(x.size):
-        grad_x[i] = grad_z[i] * y[i]
-        grad_y[i] = grad_z[i] * x[i]
-
-
+product_backward = fast_args(out="grad_z[n], x[n], y[n] -> grad_x[n], grad_y[n]")(
+    elementwise("product_backward(grad_z, x, y, grad_x, grad_y)", "grad_x[i], grad_y[i] = grad_z[i] * y[i], grad_z[i] * x[i]"))
 BACKWARDS = {"one_kernel": product_backward, "a_part": [product_by_x]}
 
 
@@ -295,11 +281,11 @@ def test_an_exception_of_a_backward_kernel_is_raised_once():
 
 def test_a_second_derivative_names_the_kernel_that_has_no_backward():
     as_operator = product_backward.as_torch_op("fx_tracing::product_backward")
+    said = r"^product_backward\(\): a second derivative is asked for .* declares no backward"
     for name, backward in (("kernel", product_backward), ("op", as_operator)):
         op = product.as_torch_op(f"fx_tracing::product_by_{name}", backward=backward)
         x, w = torch.arange(3.0, requires_grad=True), torch.ones(3, requires_grad=True)
-        with pytest.raises(BufferError, match=r"^product_backward\(\): a second derivative is asked for .* declares no backward"):
-            torch.autograd.grad(op(x, w).sum(), x, create_graph=True)
+        refused(BufferError, said, torch.autograd.grad, op(x, w).sum(), x, create_graph=True)
 
 
 # ---- compiled functions ------------------------------------------------------------------------------------------------------
@@ -459,8 +445,7 @@ def test_nested_tensors_and_proxies_of_fx_are_said_to_be_such():
     for _ in range(2):
         refused(BufferError, r"scaled\(\): argument 'x' \(position 0\).* it is a nested tensor", scaled, nested, 2)
     for call in (lambda x: total(x), lambda x: scaled(x, 2)):
-        with pytest.raises(TypeError, match=r"it is a Proxy, by which torch\.fx\.symbolic_trace records operators"):
-            torch.fx.symbolic_trace(call)
+        refused(TypeError, r"it is a Proxy, by which torch\.fx\.symbolic_trace records operators", torch.fx.symbolic_trace, call)
 
 
 def test_calls_outside_of_the_compiler_stay_native():
