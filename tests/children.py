@@ -1,9 +1,11 @@
-"""What tests do to this process for a while: fork it, let threads take turns, accelerate Numba's decorators."""
+"""What tests do to this process for a while: fork it, let threads run at once or take turns, accelerate Numba's decorators."""
 
 import contextlib
 import os
 import signal
 import sys
+import threading
+import traceback
 
 import pytest
 
@@ -27,6 +29,29 @@ def in_fork(work) -> int:
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def at_once(*works, repeated=()) -> None:
+    """Each of `works` in a thread, and each of `repeated` in one that does it until those have ended; nothing is raised."""
+    start, stop, errors = threading.Barrier(len(works) + len(repeated)), threading.Event(), []
+
+    def run(work, again: bool):
+        try:
+            start.wait(SECONDS)
+            work()
+            while again and not stop.wait(0.001):
+                work()
+        except BaseException as error:
+            errors.append("".join(traceback.format_exception(error)))
+
+    rows = [(work, False) for work in works] + [(work, True) for work in repeated]
+    threads = [threading.Thread(target=run, args=row, daemon=True) for row in rows]
+    [thread.start() for thread in threads]
+    [thread.join(SECONDS) for thread in threads[: len(works)]]
+    stop.set()
+    [thread.join(SECONDS) for thread in threads]
+    assert not any(thread.is_alive() for thread in threads), "a thread is stuck"
+    assert not errors, "\n".join(errors)
 
 
 @pytest.fixture

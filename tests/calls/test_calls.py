@@ -97,9 +97,7 @@ def test_defaults_of_every_kind():
 
 
 def test_defaults_are_the_functions_own_when_it_was_decorated():
-    def function(a, b=2):
-        return a + b
-
+    function = lambda a, b=2: a + b  # noqa: E731
     wrapping = functools.wraps(function)(lambda a, b=4: a + b)
     assert fast_args(wrapping)(3) == numba.njit(wrapping)(3) == 7
     kernel = fast_args(function)
@@ -283,8 +281,7 @@ def test_with_numbas_compiler_off_functions_run_as_python(monkeypatch):
 
     array, same = np.ones(3), fast_args("float64(float64)", cache=False)(lambda x: x)
     assert scaled(array) == 6.0 and scaled(Dunder(array), by=3) == 18.0 and same(2.5) == 2.5
-    assert scaled.py_func is scaled.__wrapped__
-    assert longer(np.ones(2)).tolist() == [0.0, 2.0, 2.0]
+    assert scaled.py_func is scaled.__wrapped__ and longer(np.ones(2)).tolist() == [0.0, 2.0, 2.0]
     out = np.empty(3)
     assert longer(np.ones(2), 2.0, out) is out and out.tolist() == [0.0, 3.0, 3.0]
     listed = [np.ones(1), second := np.ones(2)]
@@ -313,10 +310,8 @@ def test_explain_says_who_makes_a_call_and_shows_no_type_of_ours_for_a_default()
         for value in x:  # noqa: UP028
             yield value
 
-    array = np.ones(2)
-    assert list(generates(array)) == [1.0, 1.0]
-    assert "Numba's own dispatcher makes this call" in str(generates.explain(array))
-    refused = str(generates.explain(object()))
+    array, refused = np.ones(2), str(generates.explain(object()))
+    assert list(generates(array)) == [1.0, 1.0] and "Numba's own dispatcher makes this call" in str(generates.explain(array))
     assert "refused with TypeError" in refused and "mitted" not in refused.replace("omitted: the default", "")
 
 

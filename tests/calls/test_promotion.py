@@ -74,11 +74,10 @@ if torch is not None:
     def traced(*given):
         return make_fx(lambda x, w, flags: added(x, w, flags))(*given)(*given)
 
+    operator = added.as_torch_op("fx_test_promotion::added")
+    by_call = {"torch": added, "operator": operator, "torch.ops": torch.ops.fx_test_promotion.added, "traced": traced}
+    PATHS |= {path: (torch.from_numpy, call) for path, call in by_call.items()}
     PATHS |= {
-        "torch": (torch.from_numpy, added),
-        "operator": (torch.from_numpy, added.as_torch_op("fx_test_promotion::added")),
-        "torch.ops": (torch.from_numpy, torch.ops.fx_test_promotion.added),
-        "traced": (torch.from_numpy, traced),
         "vmap": (lambda array: torch.from_numpy(np.stack([array, array])), lambda *given: torch.vmap(added)(*given)[0]),
         "mixed": (lambda array: array if array.dtype == "int64" else torch.from_numpy(array), added),
     }

@@ -5,6 +5,8 @@ import collections
 import contextlib
 import ctypes
 import decimal
+import itertools
+import re
 import types
 
 import numba
@@ -14,12 +16,11 @@ from frameworks import needs_torch, torch
 from interoperability import jax
 from made_producers import Dunder
 from oracle import type_and_message
+from raising import check_raises
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 
-first = fast_args(lambda x: x[0])
-second_of_first = fast_args(lambda x: x[0][1])
-plain = fast_args(lambda x: 1)
+first, second_of_first, plain = fast_args(lambda x: x[0]), fast_args(lambda x: x[0][1]), fast_args(lambda x: 1)
 
 
 @fast_args(out="x[n] -> y[n]")
@@ -27,8 +28,8 @@ def twice(x, y):
     y[:] = 2 * x
 
 
-FUNCTIONS = (plain, lambda x: plain((x, 1)), lambda x: plain.bind(x)())
-OF_ONE_TENSOR = (twice, from_dlpack, lambda x: convert(x, np.ndarray))
+CONVERTED = lambda x: convert(x, np.ndarray)  # noqa: E731
+FUNCTIONS, OF_ONE_TENSOR = (plain, lambda x: plain((x, 1)), lambda x: plain.bind(x)()), (twice, from_dlpack, CONVERTED)
 
 
 def said_by_all(thing, advice: str, functions=(*FUNCTIONS, *OF_ONE_TENSOR)) -> None:
@@ -105,10 +106,9 @@ def test_a_format_that_is_refused_is_named():
     formats = {f"'{memoryview(letters).format}', items of {letters.itemsize} bytes": letters}
     formats |= {"'<c', items of 1 bytes": (ctypes.c_char * 3)(), "'T{<i:a:}', items of 4 bytes": struct()}
     subjects = {from_dlpack: "from_dlpack(): a ", to_dlpack: "to_dlpack(): a ", first: "'x' (position 0)"}
-    for text, thing in formats.items():
-        for function, subject in subjects.items():
-            kind, message = type_and_message(function, thing)
-            assert kind is BufferError and text in message and subject in message
+    for (text, thing), (function, subject) in itertools.product(formats.items(), subjects.items()):
+        kind, message = type_and_message(function, thing)
+        assert kind is BufferError and text in message and subject in message
 
 
 def test_numpys_scalars_and_subclasses_are_converted_if_dlpack_has_a_type_for_them():
@@ -120,11 +120,9 @@ def test_numpys_scalars_and_subclasses_are_converted_if_dlpack_has_a_type_for_th
     given = np.ones(3).view(type("Numbas", (np.ndarray,), {"__numba_array_subtype_dispatch__": True}))
     assert np.shares_memory(from_dlpack(given), given) and convert(given, np.ndarray) is given
     for scalar in (np.datetime64(1, "s"), np.str_("a"), np.longdouble(1)):
-        kind, message = type_and_message(from_dlpack, scalar)
-        assert kind is BufferError and repr(scalar.dtype) in message
-    for function in (from_dlpack, to_dlpack, lambda x: convert(x, np.ndarray)):
-        kind, message = type_and_message(function, np.ma.ones(3))
-        assert kind is TypeError and "filled()" in message
+        check_raises(BufferError, re.escape(repr(scalar.dtype)), from_dlpack, scalar)
+    for function in (from_dlpack, to_dlpack, CONVERTED):
+        check_raises(TypeError, r"filled\(\)", function, np.ma.ones(3))
 
 
 def proxy(target):
@@ -145,10 +143,9 @@ def test_an_object_may_have_the_methods_that_its_class_lacks():
 
 @needs_torch
 def test_a_dtype_of_another_framework():
-    kind, message = type_and_message(from_dlpack, torch.ones(2), dtype=torch.float32)
-    assert kind is TypeError and message.endswith("torch.dtype; pass 'float32'")
-    kind, message = type_and_message(from_dlpack, np.ones(2), dtype="nothing")
-    assert kind is TypeError and "from_dlpack(): dtype is what numpy.dtype takes, not 'nothing'" in message
+    check_raises(TypeError, "torch.dtype; pass 'float32'$", from_dlpack, torch.ones(2), dtype=torch.float32)
+    said = r"from_dlpack\(\): dtype is what numpy.dtype takes, not 'nothing'"
+    check_raises(TypeError, said, from_dlpack, np.ones(2), dtype="nothing")
 
 
 def test_explain_says_that_no_call_takes_it():

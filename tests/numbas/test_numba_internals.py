@@ -79,8 +79,7 @@ CHANGED = """
 
 
 def test_the_installed_numba_is_as_expected():
-    assert numba_internals.failures() == {}
-    assert calls_as_numba() == ""
+    assert numba_internals.failures() == {} and calls_as_numba() == ""
     assert runtime().is_native and runtime().numba_failures == {}
 
 
@@ -106,13 +105,10 @@ def test_the_verdict_is_forgotten_with_whatever_source_it_is_about():
             assert node.col_offset == 0, f"line {node.lineno} imports inside of a function: the stamp does not see that"
 
 
-class Start(types.Opaque):
-    """A user's type of parameters: the address of an array's memory block, which Numba's runtime computes in a cast."""
-
-    def can_convert_from(self, typingctx, other):
-        return Conversion.safe if isinstance(other, types.Array) else None
-
-
+Start = type("Start", (types.Opaque,), {
+    "can_convert_from": lambda self, typingctx, other: Conversion.safe if isinstance(other, types.Array) else None,
+})  # fmt: skip
+"""A user's type of parameters: the address of an array's memory block, which Numba's runtime computes in a cast."""
 register_model(Start)(models.OpaqueModel)
 unbox(Start)(lambda numba_type, ob, c: NativeValue(c.context.get_constant_null(numba_type)))
 
@@ -179,10 +175,8 @@ def test_what_is_private_stands_in_these_files():
             continue
         assert not (found := PRIVATE.findall(path.read_text())), (path.name, found)
         for node in ast.walk(ast.parse(path.read_text())):
-            names = set()
-            if isinstance(node, ast.Import):
-                names = {name.name for name in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = {name.name for name in node.names} if isinstance(node, ast.Import) else set()
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
                 inner = {f"{node.module}.{name.name}" for name in node.names}
                 names = {name if name in PUBLIC else node.module for name in inner}
             private = {name for name in names if name.split(".")[0] in ("numba", "llvmlite")} - PUBLIC

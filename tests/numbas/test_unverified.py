@@ -52,9 +52,8 @@ else:
 if {"object", "tuple", "meminfo", "dispatcher"} & {*changed}:
     assert kernel.counts().fast == 0
 """
-LAYOUTS = [  # what is read lies elsewhere than it does in this interpreter
-    {"object": "cpython.OB_TYPE += 8"},
-    {"object": "cpython._word = lambda at, word=cpython._word: word(at) + 1"},  # by its count
+LAYOUTS = [  # what is read lies elsewhere than it does in this interpreter: of an object its count, too
+    {"object": "cpython.OB_TYPE += 8"}, {"object": "cpython._word = lambda at, word=cpython._word: word(at) + 1"},
     {"tuple": "cpython.OB_ITEM -= 8"},  # as with code for CPython 3.13 on 3.14
     {"tuple": "cpython.OB_SIZE -= 8", "dispatcher": "cpython.KERNEL_CONTEXT -= 8"},
     {"meminfo": "moved = lambda kind, at: ffi.cast(kind, at + 8 if kind == 'intptr_t *' else at)\n"
@@ -110,11 +109,11 @@ class Moved:
     """A view of a C struct of which one field lies elsewhere."""
 
     def __init__(self, view, field: str, step: int):
-        elsewhere = ffi.cast(ffi.typeof(view), int(ffi.cast("intptr_t", view)) + step)
-        self._read = lambda name: getattr(elsewhere if name == field else view, name)
+        self.view, self.field = view, field
+        self.elsewhere = ffi.cast(ffi.typeof(view), int(ffi.cast("intptr_t", view)) + step)
 
     def __getattr__(self, name):
-        return self._read(name)
+        return getattr(self.elsewhere if name == self.field else self.view, name)
 
 
 def moving(field: str, step: int) -> types.SimpleNamespace:
