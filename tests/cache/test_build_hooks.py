@@ -53,28 +53,22 @@ BACKENDS = {
 SOURCES = {
     "src/tiny/__init__.py": """
         from importlib.metadata import version
-
         from fastexchange import accelerate
-
         accelerate(__name__)
         __version__ = version("tiny-kernels")
         """,
     "src/tiny/kernels.py": """
         import numba
-
         from fastexchange import fast_args
-
 
         @fast_args
         def square(x):
             return x * x
 
-
         @fast_args(out="x[n] -> out[n]")
         def squares(x, out):
             for i in range(x.size):
                 out[i] = square(x[i])
-
 
         @numba.njit
         def largest(x):
@@ -82,7 +76,6 @@ SOURCES = {
             for value in x:
                 best = max(best, value)
             return best, x.size
-
 
         __precompile__ = [
             (square, "(float64,)"), (squares, "(float64[::1], float64[::1])"), (largest, "(float64[::1],)", "(int64[::1],)")
@@ -107,21 +100,19 @@ RUN = """
 """
 
 
-def project(folder: Path, backend: str, options: str, **changed: str) -> Path:
+def project(folder: Path, backend: str, options: str, kernels: str = SOURCES["src/tiny/kernels.py"]) -> Path:
     text, section = BACKENDS[backend]
-    files = {"pyproject.toml": f"{text}[{section}]\n{options}", **SOURCES}
-    for place, content in {**files, **{f"src/tiny/{name}.py": content for name, content in changed.items()}}.items():
-        path = folder / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(content), "utf-8")
+    (folder / "src" / "tiny").mkdir(parents=True)
+    files = {"pyproject.toml": f"{text}[{section}]\n{options}", **SOURCES, "src/tiny/kernels.py": kernels}
+    for place, content in files.items():
+        (folder / place).write_text(textwrap.dedent(content), "utf-8")
     return folder
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
     """Those of a project, without what setuptools writes into its folder."""
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    all_files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-    return {name: content for name, content in all_files.items() if not re.match(r"build/|src/[\w-]+\.egg-info/", name)}
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: content for name, content in files.items() if not re.match(r"build/|src/[\w-]+\.egg-info/", name)}
 
 
 def pip_wheel(source: Path, into: Path, **environment: str) -> subprocess.CompletedProcess:
@@ -199,13 +190,8 @@ def test_a_bad_option_is_refused_before_anything_is_compiled(line, tmp_path):
     ("hatchling", "import os\nos._exit(7)", f"the process that made code for {LEVEL} has ended: exit code 7"),
     ("setuptools", """
         from fastexchange import fast_args
-
-
         @fast_args
-        def upper(x):
-            return x.no_such_attribute
-
-
+        def upper(x): return x.no_such_attribute
         __precompile__ = [(upper, "(float64,)")]
         """, "strict = true: 1 left out, the first is tiny.kernels:upper((float64,)): not shipped: not compiled: "),
 ])  # fmt: skip
@@ -230,11 +216,8 @@ def test_only_wheels_have_code_and_those_of_a_disabled_build_have_none(backend, 
     stale.parent.mkdir(parents=True)
     stale.touch()
     module = {"hatchling": "hatchling.build", "setuptools": "setuptools.build_meta"}[backend]
-    program = f"""
-        import os, sys, {module} as backend
-        os.chdir(sys.argv[1])
-        print(backend.build_sdist(sys.argv[2]), backend.build_editable(sys.argv[2]))
-    """
+    program = f"import os, sys, {module} as backend; os.chdir(sys.argv[1]); "
+    program += "print(backend.build_sdist(sys.argv[2]), backend.build_editable(sys.argv[2]))"
     done = run_python(program, str(source), str(tmp_path / "made"))
     sdist, editable = done.stdout.split()[-2:]
     assert sdist == "tiny_kernels-1.2.tar.gz" and editable.endswith("none-any.whl")
@@ -268,16 +251,14 @@ def test_a_wheel_that_another_hook_has_tagged_keeps_its_tag(tmp_path, monkeypatc
     code = tmp_path / "made.code"
     code.touch()
     monkeypatch.setattr(hatch_hook, "code_for_wheel", lambda *rest: {name: code})
-    own = 'from hatchling.builders.hooks.plugin.interface import BuildHookInterface\n\n\nclass Hook(BuildHookInterface):\n'
-    own += '    def initialize(self, version, build_data):\n        build_data["pure_python"] = False\n        {}\n'
+    own = "from hatchling.builders.hooks.plugin.interface import BuildHookInterface\nclass Hook(BuildHookInterface):\n"
+    own += " def initialize(self, version, build_data): build_data.update({})\n"
+    text, section = BACKENDS["hatchling"]
+    monkeypatch.setitem(BACKENDS, "hatchling", (f"{text}[tool.hatch.build.targets.wheel.hooks.custom]\n", section))
     tags = []
-    for line in ("pass", "build_data['tag'] = 'cp311-cp311-linux_riscv64'"):
+    for given in ("pure_python=False", "pure_python=False, tag='cp311-cp311-linux_riscv64'"):
         source = project(tmp_path / str(len(tags)), "hatchling", 'package = "tiny"\n')
-        (source / "hatch_build.py").write_text(own.format(line))
-        text = (source / "pyproject.toml").read_text().replace("[tool.hatch.build.targets.wheel.hooks.fastexchange]", (
-            "[tool.hatch.build.targets.wheel.hooks.custom]\n[tool.hatch.build.targets.wheel.hooks.fastexchange]"
-        ))  # fmt: skip
-        (source / "pyproject.toml").write_text(text)
+        (source / "hatch_build.py").write_text(own.format(given))
         (wheel,) = WheelBuilder(str(source)).build(directory=str(tmp_path / "wheels"), versions=["standard"])
         assert written(Path(wheel)) == [name]
         tags.append(tag_of(Path(wheel)))
@@ -350,9 +331,8 @@ def test_projects_without_the_table_need_nothing_of_setuptools(tmp_path, monkeyp
 
 def test_code_in_the_sources_is_refused(tmp_path):
     """It may be stale, and be read before the code that the build makes."""
-    folder = tmp_path / "mine" / "_kernels"
-    folder.mkdir(parents=True)
-    (tmp_path / "mine" / "__init__.py").write_text("")
-    (folder / "cpython-311-x86_64-linux-gnu.x86-64-v4.code").write_bytes(b"")
+    source = project(tmp_path, "setuptools", "") / "src"
+    (source / "tiny" / "_kernels").mkdir()
+    (source / "tiny" / "_kernels" / "cpython-311-x86_64-linux-gnu.x86-64-v4.code").touch()
     with pytest.raises(CommandError, match=r"x86-64-v4\.code, of an earlier .*: remove it"):
-        build_hooks.code_for_wheel({"package": "mine"}, "tool.fastexchange", tmp_path, tmp_path, tmp_path, print)
+        build_hooks.code_for_wheel({"package": "tiny"}, "tool.fastexchange", tmp_path, source, tmp_path, print)

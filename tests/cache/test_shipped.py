@@ -99,8 +99,7 @@ KERNELS = """
             z[i] = x[i] * y[i]
 
     x = np.arange(4.0)
-    for _ in range(4):
-        add(x, 1.0)
+    [add(x, 1.0) for _ in range(4)]
     assert x.tolist() == [4, 5, 6, 7], x
     assert both(x, x).tolist() == [8, 10, 12, 14] and into(x, x).tolist() == [16, 25, 36, 49]
     add.bind(x, 1.0)()
@@ -114,8 +113,7 @@ TORCH_TOO = """
         pass
     else:
         t = torch.arange(3.0)
-        for _ in range(4):
-            into(t, t, t)
+        [into(t, t, t) for _ in range(4)]
         assert t.tolist() == [0, 1, 2**16] and isinstance(both(t, t), torch.Tensor)
         assert fastexchange.convert(t, np.ndarray)[1] == fastexchange.from_dlpack(t)[1] == 1
     print(cfunction.code_cache.shipped > 10, cfunction.shipped_code().why_not or "used", cfunction.shipped_code().is_proved)

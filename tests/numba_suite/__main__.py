@@ -12,17 +12,6 @@ import time
 from suite import Comparison, compare, listed, modules
 
 
-def show(name: str, made: Comparison, known: dict[str, str], seconds: float) -> None:
-    """Print what became of the tests of a module, with all that is said of a new difference."""
-    print(f"{name.removeprefix('numba.tests.')}: {made.counts()}; {seconds:.0f} s")
-    for test, outcome in made.unsteady.items():
-        print(f"    only in company: {test}: {outcome.outcome}")
-    for test, outcome in made.different.items():
-        if test not in known:
-            print(f"\n--- NEW: {test}: {outcome.outcome}\n{outcome.why}")
-    sys.stdout.flush()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="numba_suite", description=__doc__)
     parser.add_argument("modules", nargs="*", help="names in numba.tests, for example test_dispatcher; all without")
@@ -39,19 +28,24 @@ def main() -> int:
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for name, made, seconds in pool.map(compared, names):
+            print(f"{name.removeprefix('numba.tests.')}: {made.counts()}; {seconds:.0f} s")
             for part, found in zip(total, made, strict=True):
                 part.update(found)
-            show(name, made, known, seconds)
+            for test, outcome in made.unsteady.items():
+                print(f"    only in company: {test}: {outcome.outcome}")
+            for test, outcome in made.different.items():
+                if test not in known:
+                    print(f"\n--- NEW: {test}: {outcome.outcome}\n{outcome.why}")
+            sys.stdout.flush()
     is_whole = options.share == 1 and not options.modules
     stale = [test for test in known if test not in total.different and (is_whole or test in total.outcomes)]
     new = [test for test in total.different if test not in known]
+    reasons = collections.Counter(known[test] for test in total.different if test in known)
     print(f"\n{total.counts()}; {time.monotonic() - began:.0f} s")
-    for reason, count in collections.Counter(known[test] for test in total.different if test in known).items():
-        print(f"    {count} x known: {reason}")
-    for test in stale:
-        print(f"    listed in differences.txt, and no longer different: {test}")
-    for test in new:
-        print(f"    NEW: {test}")
+    said = [f"{count} x known: {reason}" for reason, count in reasons.items()]
+    said += [f"listed in differences.txt, and no longer different: {test}" for test in stale] + [f"NEW: {test}" for test in new]
+    for line in said:
+        print(f"    {line}")
     return 1 if new else 0
 
 

@@ -7,20 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastexchange import (
-    DLDataType,
-    DLDeviceType,
-    DLPackVersion,
-    bfloat16,
-    convert,
-    exchange_api,
-    fast_args,
-    from_dlpack,
-    polyfill,
-    register_dlpack_dtype,
-    to_dlpack,
-    unpolyfill,
-)
+import fastexchange
+from fastexchange import DLDataType, DLDeviceType, DLPackVersion, convert, exchange_api, from_dlpack, to_dlpack
 
 tensor: torch.Tensor = convert(np.arange(3.0), torch.Tensor)
 array: npt.NDArray[Any] = from_dlpack(tensor, dtype=np.float64, device="cpu", copy=True)
@@ -38,14 +26,14 @@ class Tensor:
         return 1, 0
 
 
-polyfill(Tensor)
-unpolyfill(Tensor)
-register_dlpack_dtype((4, 16), np.dtype(ml_dtypes.bfloat16))
+fastexchange.polyfill(Tensor)
+fastexchange.unpolyfill(Tensor)
+fastexchange.register_dlpack_dtype((4, 16), np.dtype(ml_dtypes.bfloat16))
 
 
-@fast_args
+@fastexchange.fast_args
 def halves(x: Any) -> Any:
-    return bfloat16(x[0])
+    return fastexchange.bfloat16(x[0])
 
 
 print(halves(torch.ones(2, dtype=torch.bfloat16)))
