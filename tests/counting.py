@@ -17,7 +17,7 @@ import pytest
 from frameworks import torch, tvm_ffi
 from hostile_producers import VIEW, Gives, GivesLegacy, Hostile, hostile_type, managed_and, setting
 from made_producers import Dunder, Ignorant, Ledger, Legacy, Tabled, capsule, export_legacy, export_versioned, is_held
-from oracle import seen_type
+from oracle import seen_type, unchanged
 
 from fastexchange import fast_args
 
@@ -38,12 +38,10 @@ Exported = hostile_type("Exported", **{VIEW: None})
 
 
 class WrapsExport:
+    __dlpack_c_exchange_api__ = property(lambda self: self.inner)
+
     def __init__(self, memory, ledger):
         self.inner, self.ledger, self.array = Exported(memory, ledger), ledger, memory
-
-    @property
-    def __dlpack_c_exchange_api__(self):
-        return self.inner
 
 
 TENSORS: dict[str, Callable] = {
@@ -144,19 +142,11 @@ def counts_of(thing) -> list:
     return counted
 
 
-@contextlib.contextmanager
 def kept(*things):
     """After the block each of `things` has the references that it had, and all exports are given back."""
     for thing in things:
         counts_of(thing)
-    before = [counts_of(thing) for thing in things]
-    yield
-    after = [counts_of(thing) for thing in things]
-    if after != before:  # tracebacks and their frames may hold each other
-        gc.collect()
-        after = [counts_of(thing) for thing in things]
-    changed = [(type(thing), *counts) for thing, *counts in zip(things, before, after, strict=True) if counts[0] != counts[1]]
-    assert not changed, changed
+    return unchanged(lambda: [(type(thing), *counts_of(thing)) for thing in things])
 
 
 def end_of(call, *arguments, **keywords):

@@ -10,12 +10,14 @@ import gc
 import mmap
 import pickle
 import sys
+import textwrap
 import threading
 import time
 from concurrent import futures
 
 import numpy as np
 import pytest
+from forked import run_forked
 from frameworks import paddle, torch, tvm_ffi
 from interoperability import LAYOUTS as MATRIX_LAYOUTS
 from interoperability import PRODUCERS, Wrapper, Wraps, elements, jax, ml_dtypes, of_kind, pyarrow
@@ -310,6 +312,12 @@ def together(count: int, work) -> None:
 
 
 # ---- processes of their own -------------------------------------------------------------------------------------------
+def ends_of(prelude: str, scenes: dict[str, str]):
+    """A fixture: how programs end, each run in a fork of an interpreter that has run `prelude`."""
+    prelude, scenes = textwrap.dedent(prelude), {name: textwrap.dedent(code) for name, code in scenes.items()}
+    return pytest.fixture(scope="module")(lambda: run_forked(prelude, scenes))
+
+
 TABLE_PRELUDE = """
     import ctypes, gc, sys, threading
     import numpy as np

@@ -270,10 +270,8 @@ CONTENTS = {
        for distance, each in ODD_BYTES.items()},
     **{f"{lanes} lanes": ({"lanes": lanes}, REFUSED, f"{lanes} lanes") for lanes in (0, 2, 4, 256, 2**16 - 1)},
     **{f"code {code} of {bits} bits": element(code, bits) for code, bits in ELEMENTS},
-    "everything wrong": (
-        {"device_type": 77, "ndim": -5, **NO_SHAPE, "lanes": 9, "code": 99, "data": 0}, REFUSED, ""),
-    "everything zero": (
-        {"device_type": 0, "ndim": 0, **NO_SHAPE, "lanes": 0, "code": 0, "bits": 0, "data": 0}, REFUSED, ""),
+    "everything wrong": ({"device_type": 77, "ndim": -5, **NO_SHAPE, "lanes": 9, "code": 99, "data": 0}, REFUSED, ""),
+    "everything zero": ({"device_type": 0, "ndim": 0, **NO_SHAPE, "lanes": 0, "code": 0, "bits": 0, "data": 0}, REFUSED, ""),
     "everything one": (
         {"device_type": -1, "device_id": -1, "ndim": -1, **NO_SHAPE, "lanes": 2**16 - 1, "code": 255, "bits": 255,
          "data": 2**64 - 1, "byte_offset": 2**64 - 1}, REFUSED, ""),

@@ -72,14 +72,11 @@ def check_same_as_njit(kernel, arguments: tuple, views: tuple | None = None, nat
     `views`: the same arguments as plain Numba takes them; the arguments themselves if not given. `native`: the second call
     of its kind is made without Python.
     """
-    got = kernel(*arguments)
-    known = list(kernel.signatures)
+    got, known = kernel(*arguments), list(kernel.signatures)
     want = numbas(kernel)(*(arguments if views is None else views))
     assert kernel.signatures == known, f"@njit infers {kernel.signatures[-1]}, @fast_args {known[-1]}"
     assert is_same(got, want), f"@njit gives {want!r}, @fast_args {got!r}"
-    before = kernel.counts()
-    again = kernel(*arguments)
-    after = kernel.counts()
+    before, again, after = kernel.counts(), kernel(*arguments), kernel.counts()
     assert is_same(again, want), f"@njit gives {want!r}, the second call of @fast_args {again!r}"
     if native:
         assert (after.fast, after.slow) == (before.fast + 1, before.slow), "the second call left the native path"
@@ -101,16 +98,21 @@ def type_and_message(function, /, *arguments, **keywords) -> tuple[type, str]:
 
 
 @contextlib.contextmanager
+def unchanged(look):
+    """`look` gives the same list after the block as before it."""
+    before = look()
+    yield
+    after = look()
+    if after != before:  # tracebacks and their frames may hold each other
+        gc.collect()
+        after = look()
+    assert after == before
+
+
 def references_kept(*things):
     """After the block each of `things` has as many references as before it."""
     gc.collect()  # what an earlier dispatcher's exception still held
-    before = [sys.getrefcount(thing) for thing in things]
-    yield
-    after = [sys.getrefcount(thing) for thing in things]
-    if after != before:  # tracebacks and their frames may hold each other
-        gc.collect()
-        after = [sys.getrefcount(thing) for thing in things]
-    assert after == before
+    return unchanged(lambda: [sys.getrefcount(thing) for thing in things])
 
 
 def blocks_in_use() -> int:

@@ -66,29 +66,10 @@ def raises(call, *words: str) -> bool:
 
 
 # ---- functions that Numba has compiled before anything is found, or changed ----------------------------------------------
-@numba.njit
-def _kernel(a, x, pair, y=2.0):
-    return a * x.sum() + pair[0] + y
-
-
-@numba.njit
-def _first(items):
-    return items[0].sum() + items[1].sum()
-
-
-@numba.njit
-def _length(text, i, buffer):
-    return len(text) + i + buffer[1]
-
-
-@numba.njit
-def _twice(x):
-    return 2 * x
-
-
-@numba.njit
-def _same(x):
-    return x
+_kernel = numba.njit(lambda a, x, pair, y=2.0: a * x.sum() + pair[0] + y)
+_first = numba.njit(lambda items: items[0].sum() + items[1].sum())
+_length = numba.njit(lambda text, i, buffer: len(text) + i + buffer[1])
+_twice, _same = numba.njit(lambda x: 2 * x), numba.njit(lambda x: x)
 
 
 @numba.njit

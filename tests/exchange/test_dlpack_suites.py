@@ -3,7 +3,6 @@
 import ast
 import gc
 import itertools
-import sys
 import types
 from pathlib import Path
 
@@ -215,28 +214,25 @@ TAKES = (total, total_without_the_gil, parts, from_dlpack, lambda x: convert(x, 
 def test_calls_are_native_and_keep_no_reference_and_results_are_of_the_same_type(cls):
     parts(MAKERS[cls](np.arange(4.0)))  # Numba keeps an exception of the first compilation, and with it its frames
     array = np.arange(4.0)
-    before = sys.getrefcount(array)
-    tensor, out = MAKERS[cls](array), MAKERS[cls](np.zeros(4))
-    for call in TAKES:
-        call(tensor)
-        with references_kept(tensor):
-            for _ in range(3):
-                call(tensor)
-    for _ in range(4):  # the first makes the cache entry
-        double(tensor, out)
-    assert np.from_dlpack(out).tolist() == [0, 2, 4, 6] and double.counts().fast >= 1
-    assert explain(tensor).path == "c-exchange"
-    new, same, part = parts(tensor)
-    assert type(new) is type(part) is cls and same is tensor
-    assert np.from_dlpack(new).tolist() == [0, 2, 4, 6]
-    assert np.from_dlpack(part).ctypes.data == np.from_dlpack(tensor).ctypes.data + 8
-    del tensor, same, new
-    gc.collect()
-    _ = [MAKERS[cls](np.full(4, 7.0)) for _ in range(20)]  # what takes the memory, were it free
-    assert np.from_dlpack(part).tolist() == [1, 2, 3]
-    del part
-    gc.collect()
-    assert sys.getrefcount(array) == before
+    with references_kept(array):
+        tensor, out = MAKERS[cls](array), MAKERS[cls](np.zeros(4))
+        for call in TAKES:
+            call(tensor)
+            with references_kept(tensor):
+                for _ in range(3):
+                    call(tensor)
+        for _ in range(4):  # the first makes the cache entry
+            double(tensor, out)
+        assert np.from_dlpack(out).tolist() == [0, 2, 4, 6] and double.counts().fast >= 1
+        assert explain(tensor).path == "c-exchange"
+        new, same, part = parts(tensor)
+        assert type(new) is type(part) is cls and same is tensor and np.from_dlpack(new).tolist() == [0, 2, 4, 6]
+        assert np.from_dlpack(part).ctypes.data == np.from_dlpack(tensor).ctypes.data + 8
+        del tensor, same, new
+        gc.collect()
+        _ = [MAKERS[cls](np.full(4, 7.0)) for _ in range(20)]  # what takes the memory, were it free
+        assert np.from_dlpack(part).tolist() == [1, 2, 3]
+        del part
 
 
 @needs_paddle
@@ -244,8 +240,7 @@ def test_what_paddles_dlpack_refuses_is_refused():
     """PaddlePaddle's table reads sparse tensors as if they were dense, and exports tensors that require grad."""
     watched = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
     cleared, freed, begins = paddle.arange(3.0), paddle.arange(3.0), paddle.ones([3])
-    cleared._clear()
-    freed._clear_data()
+    cleared._clear(), freed._clear_data()
     tensors = {
         "requires grad": watched, "result": watched * 2, "parameter": paddle.create_parameter([3], "float32"),
         "COO": paddle.sparse.sparse_coo_tensor([[0, 1], [1, 2]], [1.0, 2.0], [3, 3]),

@@ -135,18 +135,14 @@ def read(a, b, c):
 
 
 DISPATCHERS = {nogil: numba.njit(nogil=nogil)(read) for nogil in (False, True)}
-
-
-@functools.cache
-def known_kernel(nogil: bool):
-    return new_kernel(DISPATCHERS[nogil])
+KNOWN = {nogil: new_kernel(DISPATCHERS[nogil]) for nogil in DISPATCHERS}
 
 
 @functools.cache
 def later(nogil: bool, place: str = "before", make=twos):
     for _ in range(4):
-        known_kernel(nogil)(*PLACES[place](make(), Evil(lambda: None)))
-    return known_kernel(nogil)
+        KNOWN[nogil](*PLACES[place](make(), Evil(lambda: None)))
+    return KNOWN[nogil]
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------

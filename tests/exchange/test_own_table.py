@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import textwrap
 import tracemalloc
 import weakref
 
@@ -12,10 +11,10 @@ from counting import no_violations
 
 from exchanges import (  # isort: skip
     ALLOCATE, CALLS, CONVERSIONS, COUNTED, LAYOUTS, READONLY, SOURCES, STREAM, SWAPPED, TABLE_PRELUDE, UNTOUCHED, Sub,
-    aligned, borrowed, check_describes, counted, delete, end_of, eventually, exported, imported, one, together,
+    aligned, borrowed, check_describes, counted, delete, end_of, ends_of, eventually, exported, imported, one, together,
     versioned, words,
 )
-from forked import needs_fork, run_forked
+from forked import needs_fork
 from interoperability import elements, place, unwrapped
 from made_producers import Ledger, address_of, export_versioned, fill
 from oracle import references_kept, type_and_message
@@ -314,11 +313,7 @@ for _ in range(10):
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def ends():
-    """How processes end, each a fork of one that has an export out."""
-    scenes = {name: f"{act}\nprint('end of the script')" for name, (act, _) in ENDS.items()}
-    return run_forked(textwrap.dedent(AT_THE_END), scenes)
+ends = ends_of(AT_THE_END, {name: f"{act}\nprint('end of the script')" for name, (act, _) in ENDS.items()})
 
 
 @pytest.mark.slow

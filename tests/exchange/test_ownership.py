@@ -54,16 +54,11 @@ def interrupted(tensor):
     return made
 
 
-def acts(cls, function):
-    return functools.partial(cls, view=function, export=function)
-
-
 FORMS = {"view": Viewed, "export": Exported, "__dlpack__": Dunder, "legacy": Legacy}
 SAID = (
     "device kDLCUDA", "device 127", "ndim -1", "ndim 65", "NULL shape", "negative size (-1,)", "a stride of 4611686018427387904",
     "NULL data and a byte offset of 0", "2 lanes", "code 0 of 4 bits", "code 200 of 8 bits", "everything wrong",
 )  # fmt: skip
-SAID_BY_EXPORTS = ("major version 2", "major version 0", "the largest major version")
 DONE = (
     "-1 and no exception, -1", "filled, -1 and no exception", "raises BufferError", "raises a new KeyboardInterrupt",
     "0 and BufferError set", "filled, 0 and OSError set", "filled, 0 and KeyboardInterrupt set", "no exception type at all",
@@ -74,10 +69,10 @@ BAD = {
     **{f"{name}, {form}": (functools.partial(cls, **CONTENTS[name][0]), BufferError)
        for name in SAID for form, cls in FORMS.items()},
     **{f"{name}, {form}": (functools.partial(FORMS[form], **EXPORTED[name][0]), BufferError)
-       for name in SAID_BY_EXPORTS for form in ("export", "__dlpack__")},
-    **{f"{form} that {name}": (acts(FORMS[form], FUNCTIONS[name][0]), FUNCTIONS[name][1])
-       for name in DONE for form in ("view", "export")},
-    "export of NULL": (acts(Exported, lambda tensor, out: 0), BufferError),
+       for name in ("major version 2", "major version 0", "the largest major version") for form in ("export", "__dlpack__")},
+    **{f"{form} that {name}": (functools.partial(FORMS[form], view=FUNCTIONS[name][0], export=FUNCTIONS[name][0]),
+                               FUNCTIONS[name][1]) for name in DONE for form in ("view", "export")},
+    "export of NULL": (functools.partial(Exported, export=lambda tensor, out: 0), BufferError),
     **{f"__dlpack__ that returns {name}": (functools.partial(Gives, RETURNS[name]), BufferError)
        for name in ("None", "itself", "a capsule of a longer name", "a consumed capsule", "a consumed legacy capsule")},
     **{f"__dlpack__ that raises {error.__name__}": (functools.partial(Gives, raising(error)), error)
@@ -388,8 +383,7 @@ def test_a_thousand_calls_leave_nothing(name):
 @pytest.mark.slow
 def test_memory_stays_flat():
     """The soak of ``soak.py``, in small: calls, and types that come and go."""
-    done = run_python("import soak; soak.main(['--calls', '2000', '--types', '800'])")
-    assert "memory flat" in done.stdout, done.stdout
+    assert "memory flat" in run_python("import soak; soak.main(['--calls', '2000', '--types', '800'])").stdout
 
 
 # ---- what does not compile, does not bind ----------------------------------------------------------------------------
@@ -430,8 +424,7 @@ def test_what_does_not_compile(i):
 
 def test_a_caught_compile_error_holds_its_arguments_no_longer_than_it_lives():
     """The exception's frames hold the arguments, as those of any exception do; what Numba keeps does not."""
-    kernel = fast_args(COMPILE_ERRORS[0])
-    kinds = ["__dlpack__", "exports only", "numpy", "torch" if torch is not None else "wrapper"]
+    kernel, kinds = fast_args(COMPILE_ERRORS[0]), ["__dlpack__", "exports only", "numpy", [*TENSORS][-1]]
     with company(kinds, 4) as (tensors, _), kept(*tensors, kernel), pytest.raises(TypingError):
         kernel(*tensors)
 

@@ -177,8 +177,7 @@ REFUSALS = {
     "readonly arrays are not lent": (
         named(readonly, np.broadcast_to(1.0, (3, 4))), {"borrow": BY_TABLE["borrow"]}, BufferError, "readonly"),
     "readonly memory in a legacy capsule": (READONLY, {"to_dlpack": to_dlpack}, BufferError, "readonly"),
-    "formats of memoryviews": (
-        {dtype: memoryview(np.zeros(3, dtype)) for dtype in DTYPES}, READERS, BufferError, "format"),
+    "formats of memoryviews": ({dtype: memoryview(np.zeros(3, dtype)) for dtype in DTYPES}, READERS, BufferError, "format"),
     "memoryviews with strides off the grid": ({"": memoryview(OFF_GRID)}, TO_NUMPY, BufferError, "strides"),
     "formats": (
         {text: memoryview(_testbuffer.ndarray([value] * 3, shape=[3], format=text)) for text, value in FORMATS}, READERS,

@@ -13,7 +13,7 @@ import interoperability as matrix
 import made_producers as made
 import numpy as np
 import pytest
-from counting import no_violations
+from counting import no_violations, scene
 
 from exchanges import (  # isort: skip
     CALLS, CONVERSIONS, COPIED, COUNTED, CPU, FORMS, LAYOUTS, NARROW, OF_ALL_DTYPES, PADDED, READONLY, SOURCES, TARGETS, VECTORS,
@@ -120,10 +120,8 @@ def test_a_tensor_goes_out_and_comes_back_as_an_array(source):
                 before = [sys.getrefcount(thing) for thing in (array, tensor, own, dtype)]
                 for name, way in ways_of(tensor, own).items():
                     end = end_of(way, tensor)
-                    try:
+                    with scene(said, name):
                         check_array(name, end, own, want, is_readonly)
-                    except AssertionError as error:
-                        raise AssertionError(f"{said}, {name}: {end!r}") from error
                     del end
                 after = [sys.getrefcount(thing) for thing in (array, tensor, own, dtype)]
                 if after == before:
