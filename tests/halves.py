@@ -1,7 +1,4 @@
-"""The formats of 8 and 16 bits once more, for tests: an exact oracle of NumPy's float64, which knows nothing of the product's.
-
-A code's number comes from the definition of its format. A number's code is found among all numbers of the format.
-"""
+"""The formats of 8 and 16 bits, by their definitions: an exact oracle of float64, which knows nothing of the package's."""
 
 import functools
 from dataclasses import dataclass
@@ -95,7 +92,7 @@ def midpoints(form: Form) -> np.ndarray:
 
 
 def nearest(form: Form, value: np.ndarray) -> np.ndarray:
-    """The code nearest to each number, ties to even; in an ``fn`` format at most the largest. NaN is ``nan_code``, of float32."""
+    """The code nearest to each number, found among all: ties to even; at most the largest in ``fn``. NaN is ``nan_code``."""
     wide = np.asarray(value, np.float64)
     magnitude, sign = np.abs(wide), np.signbit(wide)
     middles = midpoints(form)

@@ -372,15 +372,11 @@ def test_a_numpy_whose_functions_name_no_module():
 @pytest.mark.nightly
 def test_a_processor_without_f16c():
     """float16 is converted in integers there."""
-    run_python(
-        """
+    run_python("""
         import pytest
         from fastexchange.ground.numba_internals import converts_float16
         from numba.core.registry import cpu_target
         assert not converts_float16(cpu_target.target_context)
         tests = "float16 and (read_as_its_number or a_store_rounds or float64_is or test_operators)"
         raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "", "tests/half/test_half.py", "-k", tests]))
-        """,
-        NUMBA_CPU_NAME="generic",
-        NUMBA_CPU_FEATURES="",
-    )
+    """, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")

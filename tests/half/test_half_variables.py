@@ -1,7 +1,6 @@
-"""Variables that hold elements of half precision and other numbers: types and values are those of float32.
+"""Variables that hold elements of half precision and other numbers: types and values are those of float32, without ml_dtypes too.
 
-ml_dtypes is not needed. The reference is Numba with float32, and README's table for operators of an element and another number:
-what a program has as ``<2>`` is ``2`` beside an element, and ``np.float32(2)`` in the reference.
+The reference is Numba with float32. What a program has as ``<2>`` is ``2`` beside an element, ``np.float32(2)`` in the reference.
 """
 
 import itertools

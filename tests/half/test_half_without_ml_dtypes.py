@@ -4,6 +4,7 @@ import numba
 import numpy as np
 import pytest
 from forked import fork_python
+from scale_kernels import elementwise
 
 torch = pytest.importorskip("torch")
 
@@ -16,11 +17,6 @@ def refused(kinds, words, function, *arguments, times=3):
     for _ in range(times):
         with pytest.raises(kinds, match=words):
             function(*arguments)
-
-
-def fill(x, y):
-    for i in range(x.size):
-        y[i] = 3 * x[i]
 
 
 def twice(x, text):
@@ -48,7 +44,7 @@ def arguments_and_results():
             assert tail.dtype == dtype and tail.data_ptr() == x[1:].data_ptr() and tail.float().tolist() == [2.0, 3.0]
             assert copied.dtype == dtype and copied.float().tolist() == [1.0, 2.0, 3.0]
             assert made.dtype == torch.bfloat16 and made.float().tolist() == [1.5, 1.5]
-        out = fast_args(out=f"x[n] -> y[n]: {name}")(fill)(torch.ones(3))
+        out = fast_args(out=f"x[n] -> y[n]: {name}")(elementwise("threefold(x, y)", "y[i] = 3 * x[i]"))(torch.ones(3))
         assert out.dtype == dtype and out.float().tolist() == [3.0, 3.0, 3.0]
         assert asking(x) > 50
     x = torch.ones(3, dtype=torch.bfloat16)

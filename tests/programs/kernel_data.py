@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 from frameworks import torch
+from scale_kernels import elementwise
 
 from fastexchange import fast_args
 from kernels.exponential import exp
@@ -15,10 +16,7 @@ RTOL = {"f": 1e-5, "d": 1e-12, "F": 1e-5, "D": 1e-12}
 SHAPES = [(0, 0), (0, 3), (3, 0), (1, 1), (1, 7), (7, 1), (2, 2), (3, 3), (5, 17), (33, 129)]
 
 
-@fast_args
-def exp_of_each(x, out):
-    for j in range(x.shape[0]):
-        out[j] = exp(x[j])
+exp_of_each = fast_args(elementwise("exp_of_each(x, out)", "out[i] = exp(x[i])", exp=exp))
 
 
 def contiguous(array):
@@ -47,10 +45,7 @@ CASES = [
 
 
 def that_fit(layout, shapes):
-    """The shapes that are tested in a layout: those with an extent below 2 only if it is contiguous.
-
-    Without any stride they are contiguous in any layout, so that each would be one more compilation.
-    """
+    """The shapes that are tested in a layout: those with an extent below 2, contiguous in any, only if it is contiguous."""
     return [shape for shape in shapes if layout is contiguous or min(shape) > 1]
 
 
@@ -92,8 +87,8 @@ def memory_of(values):
 def call(kernel, *args, written=(-1,)):
     """What the kernel has written: the last argument, or those at the positions `written`.
 
-    It is called with NumPy's arrays, with PyTorch's tensors and with both, all in the memory of `args`. Each time it writes the
-    same, and nothing beside it, be it in an input or between an output's elements.
+    NumPy's arrays, PyTorch's tensors and both are given, all in the memory of `args`: each time it writes the same, and nothing
+    beside it, be it in an input or between an output's elements.
     """
     outputs = arrays_in(args[position] for position in written)
     blanks = [output.copy() for output in outputs]

@@ -47,7 +47,7 @@ def units(numbers, dtype):
 
 
 def check(got, exact, at_most=0.51, scale=0.0):
-    """`got` is `exact` but for `at_most` units in its last place. `scale`: of numbers that were rounded to a wider type before."""
+    """`got` is `exact` but for `at_most` units in its last place. `scale`: of numbers that were rounded to a wider type."""
     assert got.shape == exact.shape
     exact = exact.double()
     wide, limit = got.double(), at_most * units(exact, got.dtype) + scale * 2.0**-22

@@ -131,35 +131,20 @@ def test_layer_norm_of_values_far_from_zero(dtype, layout, mean):
 
 
 # ---- rotary ----
-def rotary_oracle(x, cos, sin, start, interleaved):
-    positions, pairs = x.shape[2], x.shape[3] // 2
-    left, right = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(pairs), slice(pairs, None))
-    turned = (x[..., left] + 1j * x[..., right]) * (cos + 1j * sin)[start : start + positions]
-    expected = np.empty(x.shape)
-    expected[..., left], expected[..., right] = turned.real, turned.imag
-    return expected
-
-
 @pytest.mark.parametrize(("dtype", "layout", "result", "result_layout"), CASES[:3])
 def test_rotary(dtype, layout, result, result_layout):
     shapes = [(0, 2, 3, 4), (2, 0, 3, 4), (1, 1, 0, 2), (1, 2, 3, 0), (1, 1, 1, 2), (2, 3, 5, 6), (2, 3, 64, 130)]
     for shape, interleaved, start in itertools.product(that_fit(layout, shapes), [False, True], [0, 7]):
-        x = layout(random(shape, dtype))
-        angle = random((start + shape[2], shape[3] // 2), np.float64, seed=1)
+        x, pairs = layout(random(shape, dtype)), shape[3] // 2
+        angle = random((start + shape[2], pairs), np.float64, seed=1)
         cos, sin = np.cos(angle).astype(result), np.sin(angle).astype(result)
-        got = call(rotary, x, cos, sin, start, interleaved, blank(shape, result, result_layout))
-        check(got, rotary_oracle(x, cos, sin, start, interleaved), scale=10)
+        left, right = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(pairs), slice(pairs, None))
+        turned, expected = (x[..., left] + 1j * x[..., right]) * (cos + 1j * sin)[start:], np.empty(shape)
+        expected[..., left], expected[..., right] = turned.real, turned.imag
+        check(call(rotary, x, cos, sin, start, interleaved, blank(shape, result, result_layout)), expected, scale=10)
 
 
 # ---- cross entropy ----
-def cross_entropy_oracle(logits, target, smoothing, ignored):
-    log_p = log_softmax_oracle(logits.astype(np.float64))
-    losses = -(1 - smoothing) * log_p[np.arange(target.size), np.where(target == ignored, 0, target)]
-    if smoothing:
-        losses -= smoothing * log_p.mean(axis=1)
-    return np.where(target == ignored, 0, losses)
-
-
 @pytest.mark.parametrize(("dtype", "layout", "result", "result_layout", "index"), [
     (*case, index) for case, index in zip(CASES, [np.int64, np.int32, np.uint8], strict=False)
 ])  # fmt: skip
@@ -170,7 +155,11 @@ def test_cross_entropy(dtype, layout, result, result_layout, index):
         target = np.random.default_rng(1).integers(0, min(classes, 256), rows).astype(index)
         target[2::5], ignored = 0, 0 if rows > 1 else 77
         got = call(cross_entropy, logits, target, smoothing, ignored, blank(rows, result, result_layout))
-        check(got, cross_entropy_oracle(logits, target.astype(np.int64), smoothing, ignored), scale=10)
+        log_p = log_softmax_oracle(logits.astype(np.float64))
+        losses = -(1 - smoothing) * log_p[np.arange(rows), np.where(target == ignored, 0, target)]
+        if smoothing:
+            losses -= smoothing * log_p.mean(axis=1)
+        check(got, np.where(target == ignored, 0, losses), scale=10)
 
 
 def test_cross_entropy_of_extreme_rows():
@@ -186,7 +175,7 @@ def test_cross_entropy_of_extreme_rows():
 LAST = np.nextafter(1.0, 0.0)
 
 
-def sample_oracle(logits, k, p, temperature, u):
+def check_drawn(logits, k, p, temperature, u, layout=contiguous):
     tokens = []
     for row, number in zip(logits.astype(np.float64), u, strict=True):
         order = np.argsort(-row, kind="stable")
@@ -196,12 +185,8 @@ def sample_oracle(logits, k, p, temperature, u):
             weights[np.cumsum(weights) - weights >= p * weights.sum()] = 0
         sums = np.cumsum(weights)
         tokens.append(order[np.searchsorted(sums, number * sums[-1], side="right")])
-    return np.array(tokens, np.int64)
-
-
-def check_drawn(logits, k, p, temperature, u, layout=contiguous):
     got = call(sample, logits, k, p, temperature, u, blank(len(logits), np.int64, layout))
-    np.testing.assert_array_equal(got, sample_oracle(logits, k, p, temperature, u), f"{logits.shape[1]} {k} {p}")
+    np.testing.assert_array_equal(got, tokens, f"{logits.shape[1]} {k} {p}")
 
 
 @pytest.mark.parametrize(("dtype", "layout"), [(np.float32, contiguous), (np.float64, strided), (np.int32, transposed)])
@@ -254,8 +239,8 @@ VECTORS = [(0,), (1,), (7,), (64,), (200_003,)]  # the last is updated by thread
 MATRICES = [(0, 3), (3, 0), (1, 1), (5, 17), (32, 32), (300, 401)]
 
 
-def oracle(params, exp_avgs, exp_avg_sqs, grads, numbers):
-    """The parameters and their averages after one step for each item of `grads`."""
+def check_steps(params, exp_avgs, exp_avg_sqs, grads, numbers=NUMBERS):
+    """A step for each item of `grads` does what the formula says."""
     lr, beta1, beta2, eps, weight_decay = numbers
     results = []
     for param, m, v, *own in zip(params, exp_avgs, exp_avg_sqs, *grads, strict=True):
@@ -266,12 +251,7 @@ def oracle(params, exp_avgs, exp_avg_sqs, grads, numbers):
             root = np.sqrt(v / (1 - beta2**step)) + eps
             param = (param * (1 - lr * weight_decay) - lr / (1 - beta1**step) * m / root).astype(param.dtype)
         results.append((param, m, v))
-    return [each for several in zip(*results, strict=True) for each in several]
-
-
-def check_steps(params, exp_avgs, exp_avg_sqs, grads, numbers=NUMBERS):
-    """A step for each item of `grads` does what the formula says."""
-    expected = oracle(params, exp_avgs, exp_avg_sqs, grads, numbers)
+    expected = [each for several in zip(*results, strict=True) for each in several]
     for step, now in enumerate(grads, 1):
         got = call(adamw_step, params, now, exp_avgs, exp_avg_sqs, step, *numbers, written=(0, 2, 3))
         for array, values in zip([*params, *exp_avgs, *exp_avg_sqs], got, strict=True):

@@ -57,13 +57,6 @@ def segments_oracle(name, x, offsets):
     return np.array(reduced).reshape(len(pieces), *x.shape[1:])
 
 
-def offsets_of(segments, size, dtype):
-    """Increasing offsets from 0 to `size`, with segments of no, one and many elements."""
-    inner = np.random.default_rng(0).integers(0, size + 1, max(segments - 1, 0))
-    inner[: segments // 4] = size // 2
-    return np.array([0, *np.sort(inner), size][: segments + 1], dtype)
-
-
 @pytest.mark.parametrize(("name", "dtype", "offset_dtype", "layout"), [
     *((name, np.float32, np.int64, contiguous) for name in REDUCTIONS),
     *((name, *case) for name in ("sum", "max")  # whose code mean and min share
@@ -75,7 +68,9 @@ def test_segments(name, dtype, offset_dtype, layout):
     for segments, shape in [*vectors, (4, (0, 3)), (9, (60, 7)), (300, (5001, 9))]:
         if not that_fit(layout, [(segments, *shape)]):
             continue
-        x, offsets = layout(random(shape, dtype)), offsets_of(segments, shape[0], offset_dtype)
+        x, inner = layout(random(shape, dtype)), np.random.default_rng(0).integers(0, shape[0] + 1, max(segments - 1, 0))
+        inner[: segments // 4] = shape[0] // 2  # there are segments of no, one and many elements
+        offsets = np.array([0, *np.sort(inner), shape[0]][: segments + 1], offset_dtype)
         got = call(kernel, x, offsets, *initial, blank((segments, *shape[1:]), dtype, layout))
         check(got, segments_oracle(name, x if dtype is np.int64 else x.astype(np.float64), offsets), scale=50)
 
@@ -105,23 +100,17 @@ def test_cut_within():
 
 
 # ---- CSR matrix times vector ----
-def sparse(rows, columns, dtype, index):
-    """indptr, indices, data of a matrix with empty rows, and the same matrix as a dense one."""
-    dense = random((rows, columns), dtype) * (np.random.default_rng(0).random((rows, columns)) < 0.3)
-    dense[::5] = 0
-    where = np.nonzero(dense)
-    indptr = np.concatenate([[0], np.cumsum(np.count_nonzero(dense, axis=1))]).astype(index)
-    return indptr, where[1].astype(index), dense.astype(dtype)[where], dense
-
-
 @pytest.mark.parametrize("dtype, index, layout", [
     (np.float32, np.int32, contiguous), (np.float32, np.int64, strided), (np.float64, np.int64, contiguous),
     (np.complex64, np.int32, contiguous),
 ])  # fmt: skip
 def test_csr_matvec(dtype, index, layout):
     for rows, columns in that_fit(layout, [(0, 0), (0, 3), (3, 0), (1, 1), (7, 5), (40, 33), (600, 400)]):
-        *matrix, dense = sparse(rows, columns, dtype, index)
-        x = random(columns, dtype, seed=1)
+        dense = random((rows, columns), dtype) * (np.random.default_rng(0).random((rows, columns)) < 0.3)
+        dense[::5] = 0  # there are empty rows
+        where, x = np.nonzero(dense), random(columns, dtype, seed=1)
+        indptr = np.concatenate([[0], np.cumsum(np.count_nonzero(dense, axis=1))])
+        matrix = indptr.astype(index), where[1].astype(index), dense.astype(dtype)[where]
         got = call(csr_matvec, *map(layout, (*matrix, x)), blank(rows, dtype, layout))
         check(got, dense.astype(np.promote_types(dtype, np.float64)) @ x, scale=50)
 

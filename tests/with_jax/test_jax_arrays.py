@@ -14,6 +14,7 @@ from interpreter import run_python
 from numba import njit
 from numba.core.errors import TypingError
 from oracle import is_same, new_kernel
+from scale_kernels import elementwise
 
 from fastexchange import explain, fast_args, from_dlpack
 from fastexchange.jax.array_kind import is_only_thread
@@ -234,10 +235,8 @@ def test_tuples_lists_and_names():
         assert kernel((one, (two,)), arrays=[one, one + 1]) == 3 + 4 + 3 + 6
 
 
-@fast_args(out="x[n], y[n] -> total[n], both[2, n]")
-def added(x, y, total, both):
-    for i in range(x.size):
-        total[i] = both[0, i] = both[1, i] = x[i] + y[i]
+statement = "total[i] = both[0, i] = both[1, i] = x[i] + y[i]"
+added = fast_args(elementwise("added(x, y, total, both)", statement), out="x[n], y[n] -> total[n], both[2, n]")
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000, 50_000, 100_000, 1_000_000])
