@@ -15,13 +15,13 @@ from IPython.utils.capture import capture_output  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:measure:RuntimeWarning")
 
 
+count = fast_args(lambda x: x.fill(x[0] + 1))
+
+
 @fast_args
 def add(x, y, out=None):
     if out is not None:
         out[0] = x[0] + y
-
-
-count = fast_args(lambda x: x.fill(x[0] + 1))
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,7 @@ def test_kernels_and_arguments_are_any_expressions(shell, line, names):
 
 
 @pytest.mark.parametrize(("line", "error", "message"), [
-    ("", UsageError, "there is no call of a kernel at the end"),
-    ("x", UsageError, "there is no call of a kernel at the end"),
-    ("y = add(x, 1.0)", UsageError, "there is no call of a kernel at the end"),
+    *((line, UsageError, "there is no call of a kernel at the end") for line in ("", "x", "y = add(x, 1.0)")),
     ("add(x, ", UsageError, "usage: %fastargs"),
     ("print(x)", UsageError, "print is a builtin_function_or_method, not a kernel made by fast_args; of one for CUDA"),
     ("-r many add(x, 1.0)", UsageError, "-r takes a number of rounds, not 'many'"),
