@@ -5,7 +5,6 @@
 
 import array
 import functools
-import gc
 import itertools
 import traceback
 
@@ -30,13 +29,12 @@ total = fast_args(lambda x: x.sum())
 ignore = fast_args(lambda *arguments: len(arguments))
 
 
-@pytest.fixture
-def ledger():
-    """Of a test's tensors: in the end all that was exported has been given back."""
-    made = Ledger()
-    yield made
-    gc.collect()
-    made.check(made.made)
+def check_given_back(*tensors) -> None:
+    """All that they have exported; their notes of it go."""
+    for tensor in tensors:
+        tensor.capsules.clear()
+    for tensor in tensors:
+        tensor.ledger.check(tensor.ledger.made)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,8 +46,7 @@ def test_what_is_asked_is_consumed_and_given_back(kind):
         consumed, asked = KINDS[kind]
         assert {capsule_name(made) for made in tensor.capsules} == {consumed}
         assert set(tensor.asked) == {asked} and type(tensor.asked[0]) is type(asked)
-        tensor.capsules.clear()
-    tensor.ledger.check(tensor.ledger.made)
+        check_given_back(tensor)
 
 
 MAX_VERSION = {"max_version": (1, 3)}
@@ -98,7 +95,8 @@ SUMS = [fast_args(lambda x, pair, scale: 3 * x[0] + 2 * pair[0][0] * scale, nogi
 
 @pytest.mark.parametrize("kernel", SUMS, ids=["with the GIL", "without"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_cached_calls_export_once_and_give_back(kind, kernel, ledger):
+def test_cached_calls_export_once_and_give_back(kind, kernel):
+    ledger = Ledger()
     x, y = kind(np.ones(3), ledger), kind(np.full(2, 5.0), ledger)
     call = functools.partial(kernel, x, (y, array.array("d", [1.0])), 2.0)
 
@@ -106,8 +104,7 @@ def test_cached_calls_export_once_and_give_back(kind, kernel, ledger):
     before = ledger.made
     for calls in range(1, 5):
         assert call() == 23.0 and ledger.made == before + 2 * calls
-        x.capsules.clear(), y.capsules.clear()
-        ledger.check(ledger.made)
+        check_given_back(x, y)
     # What differs from the cached calls, in what is read first and last, is another call, and gives back what was exported.
     x.array = np.ones(3, np.float32)
     assert call() == 23.0
@@ -116,35 +113,38 @@ def test_cached_calls_export_once_and_give_back(kind, kernel, ledger):
     assert call() == 23.0
     y.lies["lanes"] = 2
     assert type_and_message(call)[0] is BufferError
+    check_given_back(x, y)
 
 
-def test_a_producer_is_asked_once_whatever_signature_its_tensor_has(ledger):
+def test_a_producer_is_asked_once_whatever_signature_its_tensor_has():
     """The last call had another: what its cached call has exported is read by the general path."""
-    kernel, x = fast_args(lambda x, by: x.sum() + by), Dunder(np.ones(3), ledger)
+    kernel, x = fast_args(lambda x, by: x.sum() + by), Dunder(np.ones(3))
     arrays = [np.ones(3), np.ones(3, np.float32), np.ones((2, 2))[:, 1:], np.ones(3)[::-1]]
     for x.array in arrays:
         assert kernel(x, 1) == x.array.size + 1
-    before = ledger.made
+    before = x.ledger.made
     for count, x.array in enumerate(3 * arrays, start=1):
-        assert kernel(x, 1) == x.array.size + 1 and ledger.made == before + count
+        assert kernel(x, 1) == x.array.size + 1 and x.ledger.made == before + count
+    check_given_back(x)
 
 
-def test_an_error_in_a_call_that_a_row_has_left_names_its_argument(ledger):
+def test_an_error_in_a_call_that_a_row_has_left_names_its_argument():
     """The first argument's export has another rank than its row, and is not made again; the second one's view raises."""
     kernel, fails = fast_args(lambda x, y: x.size + y.size), setting(-1, ValueError, "no view today")
-    x, y = Dunder(np.ones(3), ledger), hostile_type("FailsLater")(view=fails, behaves=True)
+    x, y = Dunder(np.ones(3)), hostile_type("FailsLater")(view=fails, behaves=True)
     size = kernel(np.ones(0), y)
     for x.array in (np.ones((3, 1)), np.ones(3)):
         assert {kernel(x, y) for _ in range(3)} == {size + 3}
-    before, x.array, y.behaves = ledger.made, np.ones((3, 1)), False
+    before, x.array, y.behaves = x.ledger.made, np.ones((3, 1)), False
     kind, message = type_and_message(kernel, x, y)
-    assert kind is ValueError and "argument 'y' (position 1)" in message and ledger.made == before + 1
+    assert kind is ValueError and "argument 'y' (position 1)" in message and x.ledger.made == before + 1
     x.array, y.behaves = np.ones(3), True
     assert kernel(x, y) == size + 3
+    check_given_back(x)
 
 
-def test_an_exception_of_a_cached_calls_producer_is_raised_and_the_producer_is_asked_once(ledger):
-    first, second, asked = Dunder(np.ones(3), ledger), Acting(np.ones(3), ledger), []
+def test_an_exception_of_a_cached_calls_producer_is_raised_and_the_producer_is_asked_once():
+    first, second, asked = Dunder(np.ones(3)), Acting(np.ones(3)), []
     kernel = fast_args(lambda x, y: x.sum() + y.sum())
     assert [kernel(first, second) for _ in range(4)] == [6.0] * 4
     for error in (KeyboardInterrupt, BufferError, MemoryError):
@@ -157,6 +157,7 @@ def test_an_exception_of_a_cached_calls_producer_is_raised_and_the_producer_is_a
         assert type_and_message(kernel, first, second)[0] is error is asked.pop() and not asked
         second.act = None
         assert kernel(first, second) == 6.0
+    check_given_back(first, second)
 
 
 def test_what_is_readonly_stays_so():

@@ -101,9 +101,7 @@ def test_the_types_are_those_of_njit_and_have_no_length():
 
 
 def test_lists_in_tuples_and_beside_other_arguments():
-    kernel = fast_args(lambda pair, scale, *rest: (
-        pair[0][2].sum() * pair[1][2].sum() + scale + len(rest) + rest[0][0][0] + rest[-1][0]
-    ))  # fmt: skip
+    kernel = fast_args(lambda pair, by, *rest: pair[0][2].sum() * pair[1][2].sum() + by + len(rest) + rest[0][0][0] + rest[-1][0])
     for behind in (1, 14, 70):
         for _ in range(4):
             assert kernel((arrays(3), arrays(3)), 1.0, [np.ones(2)] * 63, *[np.ones(1)] * behind) == 13 + behind
@@ -144,8 +142,7 @@ def test_items_of_several_layouts_and_frameworks():
 def test_a_changed_list_is_changed_and_what_it_loses_is_set_free(framework):
     for _ in range(4):
         first, second = tensors = tensors_of(framework, [np.ones(3), np.ones(2)])
-        assert first_doubled(tensors) is tensors
-        assert len(tensors) == 3 and tensors[0] is tensors[1] is second
+        assert first_doubled(tensors) is tensors and len(tensors) == 3 and tensors[0] is tensors[1] is second
         assert from_dlpack(tensors[2]).tolist() == [2.0, 2.0, 2.0]
         assert framework.name not in ("numpy", "torch", "tvm_ffi") or type(tensors[2]) is type(first)
     cut, tensors = fast_args(lambda tensors: (tensors.pop(), tensors.pop(0))[2:]), tensors_of(framework, arrays(4))
@@ -166,8 +163,7 @@ def test_a_list_passed_twice_is_one_list_and_is_changed_although_the_kernel_rais
 
     for kernel in (numba.njit(grow), fast_args(grow)):
         x, y = arrays(2), arrays(2)
-        assert kernel(x, x) == 3 and len(x) == 3 and x[2] is x[0]
-        assert kernel(y, y[:]) == 2 and len(y) == 3
+        assert kernel(x, x) == 3 and len(x) == 3 and x[2] is x[0] and kernel(y, y[:]) == 2 and len(y) == 3
     for x in [arrays(3) for _ in range(3)]:
         assert type_and_message(kernel, x, x) == (ValueError, "no more") and len(x) == 4 and x[3] is x[0]
 
@@ -222,8 +218,7 @@ def test_a_bound_list_that_the_kernel_changes():
     x = [np.ones(1), np.full(1, 2.0)]
     launch = first_doubled.bind(x)
     for count in (3, 4, 5):
-        assert launch() is x
-        assert len(x) == count and x[-1].tolist() == [2.0 if count == 3 else 4.0]
+        assert launch() is x and len(x) == count and x[-1].tolist() == [2.0 if count == 3 else 4.0]
     blocks = blocks_in_use()
     del launch, x
     assert blocks_in_use() < blocks
@@ -281,8 +276,7 @@ def test_many_lists_of_anything_beside_what_is_exported(count):
 def test_frames_of_unusual_size_are_not_kept():
     assert length(arrays(1) * 9000) == 9000
     blocks = blocks_in_use()
-    assert length(arrays(1) * 20000) == 20000
-    assert blocks_in_use() < blocks + 9000
+    assert length(arrays(1) * 20000) == 20000 and blocks_in_use() < blocks + 9000
 
 
 def test_items_of_different_types(framework):
@@ -294,14 +288,15 @@ def test_items_of_different_types(framework):
         assert "refused with TypeError" in total.explain([np.ones(2), other], 1.0).outcome
 
 
-def test_a_tuple_of_different_types_is_walked_as_the_message_says(framework):
-    @fast_args
-    def walked(xs):
-        found = 0.0
-        for each in literal_unroll(xs):
-            found += each.sum()
-        return found
+@fast_args
+def walked(xs):
+    found = 0.0
+    for each in literal_unroll(xs):
+        found += each.sum()
+    return found
 
+
+def test_a_tuple_of_different_types_is_walked_as_the_message_says(framework):
     given = tensors_of(framework, [np.ones(2), np.ones(3, np.int32), np.ones((2, 2))])
     assert walked(tuple(given)) == walked(tuple(given)) == 9.0
     advice = re.escape("pass a tuple: `from numba import literal_unroll`, `for each in literal_unroll(xs)`") + "$"
@@ -366,8 +361,7 @@ def test_a_tuple_with_indexing_of_its_own_is_no_tensor():
 def test_a_nest_gets_a_cache_entry(framework):
     x, y = framework.tensor(np.array([1.0, 2.0])), framework.tensor(np.array([10.0, 20.0]))
     kernel = fast_args(lambda tree: tree[0][0] + tree[1][1][0])
-    assert [kernel((x, (2.5, y))) for _ in range(WARM)] == [11.0] * WARM
-    assert len(cache_entries(kernel)) == 1
+    assert [kernel((x, (2.5, y))) for _ in range(WARM)] == [11.0] * WARM and len(cache_entries(kernel)) == 1
     assert kernel((x, (7, y))) == kernel((y, (2.5, x))) == 11.0  # another signature, in between
 
 
@@ -380,16 +374,13 @@ def test_items_of_other_types_get_a_cache_entry_of_their_own():
 
 
 def test_lengths_named_tuples_and_lists():
-    kernel = fast_args(lambda items: len(items))
-    fields = fast_args(lambda pair, by: (pair.right[0] + by, pair.left))
+    kernel, fields = fast_args(lambda items: len(items)), fast_args(lambda pair, by: (pair.right[0] + by, pair.left))
     listed = fast_args(lambda pair, items: pair[0][0][0] + items[0][0])
     x, pair = np.ones(1), Pair(np.array([1.0]), np.array([2.0]))
     for _ in range(WARM):
-        assert [kernel((x,) * length) for length in (0, 1, 2, 5)] == [0, 1, 2, 5]
-        assert kernel(pair) == 2
+        assert [kernel((x,) * length) for length in (0, 1, 2, 5)] == [0, 1, 2, 5] and kernel(pair) == 2
         value, same = fields(pair, 0.5)
-        assert value == 2.5 and same is pair.left
-        assert listed(([x],), [x]) == listed(([x], x), [x]) == 2.0
+        assert value == 2.5 and same is pair.left and listed(([x],), [x]) == listed(([x], x), [x]) == 2.0
     assert len(kernel.signatures) == 5 and len(cache_entries(fields)) == 1
 
 

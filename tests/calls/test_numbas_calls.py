@@ -60,11 +60,7 @@ def test_later_calls_run_no_python_of_ours(cls, name, no_python):
 
 
 def test_generators_star_args_and_native_calls_in_turn_with_numbas(no_python):
-    @fast_args
-    def generate(x, k=0):
-        yield x
-
-    count, same = fast_args(lambda *args: len(args)), fast_args(lambda x: x)
+    generate, count, same = map(fast_args, (lambda x, k=0: (yield x), lambda *args: len(args), lambda x: x))
     generate(1.0), generate(np.ones(2)), count([1.0], 2)
     for i in range(4):
         assert same(i) == i and same({i}) == {i}
@@ -72,8 +68,7 @@ def test_generators_star_args_and_native_calls_in_turn_with_numbas(no_python):
     no_python()
     assert list(generate(2.0)) == [2.0]
     (found,) = generate(np.ones(2))
-    assert found.tolist() == [1, 1]
-    assert count([1.0], 2) == count([1.0], 2) == 2
+    assert found.tolist() == [1, 1] and count([1.0], 2) == count([1.0], 2) == 2
 
 
 @needs_torch
@@ -87,10 +82,8 @@ def test_what_a_list_holds_is_seen_in_each_call():
 
     cold = [outcome(fast_args(first), value) for value in refused]
     for _ in range(3):
-        assert kernel([1.0, 2.0]) == 1.0
-        assert kernel([tensor, tensor]) is kernel((tensor, Colour.RED)) is tensor
-        assert kernel([np.ones(1, np.float32), tensor]).tolist() == [1]
-        assert kernel([Colour.RED]) is Colour.RED
+        assert kernel([1.0, 2.0]) == 1.0 and kernel([tensor, tensor]) is kernel((tensor, Colour.RED)) is tensor
+        assert kernel([np.ones(1, np.float32), tensor]).tolist() == [1] and kernel([Colour.RED]) is Colour.RED
         assert [outcome(kernel, value) for value in refused] == cold
 
 

@@ -26,10 +26,6 @@ from fastexchange.ground.passing import Retries, may_pass
 NO_MORE = [RecursionError("deep"), MemoryError(), OSError(errno.EMFILE, "too many open files"), OSError(errno.EAGAIN, "threads")]
 
 
-def dot(x, y):
-    return (x * y).sum()
-
-
 def failing(function, error, times):
     """`function`, which fails so many times first."""
 
@@ -51,8 +47,7 @@ def native_calls(kernel, *args, count=4) -> int:
     return kernel.counts().fast - before
 
 
-X = np.arange(3.0)
-
+X, dot = np.arange(3.0), lambda x, y: (x * y).sum()
 NO_VERDICT = [*NO_MORE, RuntimeError("no compiled object yet"), PermissionError(errno.EACCES, "not yours")]
 
 
@@ -142,14 +137,8 @@ def test_at_each_line_of_a_first_call():
 
 CACHED = """
 from fastexchange import fast_args
-
-@fast_args(cache=True)
-def inner(x):
-    return x.sum()
-
-@fast_args(cache=True)
-def outer(x):
-    return inner(x) + 1.0
+inner = fast_args(lambda x: x.sum(), cache=True)
+outer = fast_args(lambda x: inner(x) + 1.0, cache=True)
 
 @fast_args(cache=True)
 def first(x):
@@ -185,8 +174,7 @@ def test_a_folder_that_keeps_nothing_any_more(what, tmp_path):
     """After decoration: kernels work natively, and one warning tells for all of them."""
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
-    is_mounted = what != "rights are dropped"
-    options = "size=256k" if what == "a full disk" else "nr_inodes=24"
+    is_mounted, options = what != "rights are dropped", "size=256k" if what == "a full disk" else "nr_inodes=24"
     if is_mounted and os.system(f"mount -t tmpfs -o {options} none {tmp_path} 2>/dev/null"):
         pytest.skip("needs the right to mount")
     try:
