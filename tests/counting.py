@@ -146,7 +146,7 @@ def kept(*things):
     """After the block each of `things` has the references that it had, and all exports are given back."""
     for thing in things:
         counts_of(thing)
-    return unchanged(lambda: [(type(thing), *counts_of(thing)) for thing in things])
+    return unchanged(lambda: [counts_of(thing) for thing in things])
 
 
 def end_of(call, *arguments, **keywords):
