@@ -26,10 +26,9 @@ def table(output: str) -> dict[str, list[tuple[str, list[float]]]]:
     groups: dict[str, list[tuple[str, list[float]]]] = {}
     for line in output.splitlines():
         if heading := re.fullmatch(r"3 (\S.*)", line):
-            groups[heading[1]] = []
+            rows = groups[heading[1]] = []
         elif row := re.fullmatch(rf"  (\S.*?)({FIGURE})({FIGURE})({FIGURE})({FIGURE})", line):
-            cells = [cell.strip() for cell in row.groups()[1:]]
-            groups[[*groups][-1]].append((row[1], [float("nan" if re.match("-|not", cell) else cell) for cell in cells]))
+            rows.append((row[1], [float("nan" if re.match(r"\s*(-|not)", cell) else cell) for cell in row.groups()[1:]]))
     return groups
 
 

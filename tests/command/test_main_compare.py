@@ -32,11 +32,10 @@ def document(peers: float = 1.0, machine=MACHINE, changes=None, **ours: float) -
 
 @pytest.fixture
 def written(tmp_path):
-    def write(*contents) -> list[Path]:
-        paths = [tmp_path / f"{number}.json" for number in range(len(contents))]
-        for path, content in zip(paths, contents, strict=True):
-            path.write_text(content if isinstance(content, str) else json.dumps(content))
-        return paths
+    def write(*documents: dict) -> list[Path]:
+        for number, each in enumerate(documents):
+            (tmp_path / f"{number}.json").write_text(json.dumps(each))
+        return [tmp_path / f"{number}.json" for number in range(len(documents))]
 
     return write
 
@@ -46,34 +45,28 @@ def directions(old: dict, new: dict, **options) -> dict[str, int]:
 
 
 FORTY = [f"row{number}" for number in range(40)]
+FAST = document(fast=20)
 OF_OURS = {"keywords": {"reference": "bench/fast", "ratio": 2.0}}
 ASTRAY = {"export": {"median_ns": 150.0}, "fast": {"ratio": 20 / 150}}
 ASTRAY_TOO = {"export": {"median_ns": 110.0}, "fast": {"ratio": 0.2}}
 DRIFTED = {"export": {"median_ns": 107.0}, "njit": {"median_ns": 107.0}, "fast": {"ratio": 0.214}}
+SPREAD = {"fast": {"iqr_ns": 4.0}}
 MOVES = {
     "nothing moves": (document(fast=20, slow=30), document(fast=20.5, slow=29.5), {}),
     **{f"one row is slower, on a machine that takes {peers} times as long": (
         document(fast=20, slow=30), document(peers, fast=20 * peers, slow=36 * peers), {"slow": 1},
     ) for peers in (0.5, 1.0, 1.3)},
-    "one row is faster": (document(fast=20), document(fast=10), {"fast": -1}),
-    "all of ours are slower": (
-        document(**dict.fromkeys(FORTY, 20)), document(**dict.fromkeys(FORTY, 24)), dict.fromkeys(FORTY, 1)
-    ),
-    "a reference that moved says nothing alone": (
-        document(fast=20), document(fast=20, changes=ASTRAY), {"numpy/export": 1}
-    ),
-    "what a row has in common with its reference, the machine may have done to both": (
-        document(fast=20, slow=20), document(fast=22, slow=22, changes=ASTRAY_TOO), {"numpy/export": 1, "slow": 1}
-    ),
-    "a reference of our own excuses nothing": (
-        document(fast=20, keywords=40, changes=OF_OURS), document(fast=30, keywords=60, changes=OF_OURS),
-        {"fast": 1, "keywords": 1},
-    ),
-    "yardsticks say how far rows wander": (document(fast=20), document(fast=21.4, changes=DRIFTED), {}),
-    "beyond its samples' spread": (document(fast=20), document(fast=23), {"fast": 1}),
-    "the spread of its samples is noise": (
-        document(fast=20, changes={"fast": {"iqr_ns": 4.0}}), document(fast=23, changes={"fast": {"iqr_ns": 4.0}}), {}
-    ),
+    "one row is faster": (FAST, document(fast=10), {"fast": -1}),
+    "all of ours are slower":
+        (document(**dict.fromkeys(FORTY, 20)), document(**dict.fromkeys(FORTY, 24)), dict.fromkeys(FORTY, 1)),
+    "a reference that moved says nothing alone": (FAST, document(fast=20, changes=ASTRAY), {"numpy/export": 1}),
+    "what a row has in common with its reference, the machine may have done to both":
+        (document(fast=20, slow=20), document(fast=22, slow=22, changes=ASTRAY_TOO), {"numpy/export": 1, "slow": 1}),
+    "a reference of our own excuses nothing":
+        (*(document(fast=ns, keywords=2 * ns, changes=OF_OURS) for ns in (20, 30)), {"fast": 1, "keywords": 1}),
+    "yardsticks say how far rows wander": (FAST, document(fast=21.4, changes=DRIFTED), {}),
+    "beyond its samples' spread": (FAST, document(fast=23), {"fast": 1}),
+    "the spread of its samples is noise": (document(fast=20, changes=SPREAD), document(fast=23, changes=SPREAD), {}),
     **{f"the control of the {side} file is noise, {ns} ns": (
         document(fast=20, changes={"b": {"median_ns": ns}} if side == "old" else {}),
         document(fast=23, changes={"b": {"median_ns": ns}} if side == "new" else {}), None,
@@ -125,17 +118,14 @@ def test_prints_rows_and_summary(written):
     assert "warning" not in done.stdout
     other = {**MACHINE, "cpu": "another", "python": "3.12.1", "packages": {"numba": "0.69", "numpy": "2.4"}}
     done = run_here("compare", *written(document(), document(machine=other)))
-    assert [line for line in done.stdout.splitlines() if line.startswith("warning: ")] == [
-        "warning: cpu differs: one, then another",
-        "warning: python differs: 3.11.7, then 3.12.1",
-        "warning: numba differs: 0.68.1, then 0.69",
-        "warning: numpy differs: none, then 2.4",
-    ]
+    differing = ["cpu differs: one, then another", "python differs: 3.11.7, then 3.12.1", "numba differs: 0.68.1, then 0.69"]
+    warned = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
+    assert warned == [f"warning: {each}" for each in (*differing, "numpy differs: none, then 2.4")]
 
 
 def test_strict_is_about_our_own_rows(written):
     slower = document(fast=20, changes={"njit": {"median_ns": 200.0}})
-    old, new, yardstick = written(document(fast=20), document(fast=30), slower)
+    old, new, yardstick = written(FAST, document(fast=30), slower)
     assert run("compare", "--strict", old, new).returncode == 1
     assert run_here("compare", "--strict", new, old).returncode == 0
     assert run_here("compare", "--strict", "--threshold", "60", old, new).returncode == 0
@@ -183,7 +173,7 @@ def test_no_file_and_no_threshold(tmp_path):
 def test_the_results_in_this_repository():
     found = sorted((ROOT / "perf" / "results").glob("*-cpu.json"))
     assert len(found) >= 2
-    done = run_here("compare", found[-2], found[-1])
+    done = run_here("compare", *found[-2:])
     assert done.returncode == 0, done.stderr
     keys = {row["key"] for row in json.loads(found[-1].read_text())["results"]}
     assert {"empty", "c", "njit", "tvm", "export", "own"} <= {key.rpartition("/")[2] for key in keys} & YARDSTICKS

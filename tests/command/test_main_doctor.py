@@ -8,6 +8,7 @@ import subprocess
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numba
 import pytest
@@ -94,14 +95,10 @@ def test_hostile_frameworks_are_lines(tmp_path):
 @pytest.mark.slow
 def test_what_is_slow(tmp_path):
     (tmp_path / "file").write_text("")
-    code = """
-        from fastexchange.ground import cpython
-        checks = {**cpython.verify(), "float": False}
-        cpython.verify = lambda: checks
-        from fastexchange.torch import offsets as torch_offsets
-        torch_offsets.Guard._find_storage = lambda self: 1 / 0
-        """
-    path = without(tmp_path, *(set(probe.FRAMEWORKS) - {"torch"}), code=textwrap.dedent(code))
+    code = "from fastexchange.ground import cpython\nfrom fastexchange.torch import offsets\n"
+    code += "checks = {**cpython.verify(), 'float': False}\ncpython.verify = lambda: checks\n"
+    code += "offsets.Guard._find_storage = lambda self: 1 / 0"
+    path = without(tmp_path, *(set(probe.FRAMEWORKS) - {"torch"}), code=code)
     settings = {"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache"), "NUMBA_DISABLE_JIT": "1", "FASTEXCHANGE_DISABLE": "1"}
     done = run("doctor", "--json", path=path, **settings)
     assert done.returncode == 0 and json.loads(done.stdout)["verdict"] == "slow", done.stdout
@@ -129,9 +126,8 @@ OURS = {  # a module in place of JAX: its code, seconds for it, the status and t
     **{f"a process killed from outside, by {name},": (KILLED.format(name), 100, "unknown", f"it was ended by {name}, ")
        for name in ("SIGTERM", "SIGXCPU")},
     "a process that crashes": (KILLED.format("SIGSEGV"), 100, "wrong", "it was ended by SIGSEGV"),
-    "a process that ends without a word": (
-        "import os; os._exit(0)", 100, "wrong", "the process that tested it ended without a result"
-    ),
+    "a process that ends without a word":
+        ("import os; os._exit(0)", 100, "wrong", "the process that tested it ended without a result"),
     "a process without memory": ("bytearray(1 << 60)", 100, "unknown", "MemoryError"),
     "a disk without space": ("import errno; raise OSError(errno.ENOSPC, 'no space')", 100, "unknown", "no space"),
     "a file that may not be read": ("import errno; raise OSError(errno.EACCES, 'not yours')", 100, "wrong", "not yours"),
@@ -167,10 +163,7 @@ def test_what_is_unknown_is_a_warning(monkeypatch):
     found = [probe.Finding("types", "a", status, "") for status in ("unknown", "wrong", "slow")]
     assert doctor._verdict(found) == "wrong"
 
-    def fails(*args, **kwargs):
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(doctor.subprocess, "run", fails)
+    monkeypatch.setattr(doctor.subprocess, "run", Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable")))
     (line,) = doctor._probed("native", 100)
     assert line.status == "unknown" and "no process could be started to test it: BlockingIOError" in line.text
 
@@ -194,23 +187,18 @@ def test_versions(version, specifiers, expected):
     assert doctor.misfit(version, specifiers) == expected
 
 
-METADATA = """\
-Metadata-Version: 2.1
-Name: numba-fastexchange
-Version: 9
-Requires-Python: >=99
-Requires-Dist: numba>=99
-Requires-Dist: numpy>=2.1
-Requires-Dist: no-package-of-this-name
-Requires-Dist: jax>=99; extra == 'test'
-Requires-Dist: pytest>=99; extra == 'test'
-"""
+def install(tmp_path, monkeypatch, name: str, version: str, *fields: str) -> None:
+    """Make it look as if such a project were installed."""
+    folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *fields, ""]))
+    monkeypatch.syspath_prepend(str(tmp_path))
 
 
 def test_versions_that_do_not_fit(tmp_path, monkeypatch):
-    (tmp_path / "numba_fastexchange-9.dist-info").mkdir()
-    (tmp_path / "numba_fastexchange-9.dist-info" / "METADATA").write_text(METADATA)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    needs = "numba>=99", "numpy>=2.1", "no-package-of-this-name", "jax>=99; extra == 'test'", "pytest>=99; extra == 'test'"
+    fields = "Requires-Python: >=99", *(f"Requires-Dist: {each}" for each in needs)
+    install(tmp_path, monkeypatch, "numba-fastexchange", "9", *fields)
     requires, requirements, source = doctor._metadata()
     assert next(doctor._interpreter(requires)).status == "wrong"
     found = {line.name: (line.status, line.text) for line in doctor._packages(requirements, source)}
@@ -222,9 +210,7 @@ def test_versions_that_do_not_fit(tmp_path, monkeypatch):
 
 def test_another_project_of_the_same_name(tmp_path, monkeypatch):
     """Its package may lie in the same folder, over this one's ``__init__.py``."""
-    (tmp_path / "fastexchange-0.0.1.dist-info").mkdir()
-    (tmp_path / "fastexchange-0.0.1.dist-info" / "METADATA").write_text("Name: fastexchange\nVersion: 0.0.1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    install(tmp_path, monkeypatch, "fastexchange", "0.0.1")
     (found,) = (line for line in doctor._packages(["numpy"], "") if line.name == "namesake")
     assert found.status == "wrong" and "0.0.1" in found.text and "numba-fastexchange" in found.advice
     package = Path(fastexchange.__file__).parent
@@ -236,8 +222,7 @@ def test_another_project_of_the_same_name(tmp_path, monkeypatch):
         line = next(each for each in doctor._packages(["numpy"], "installed") if each.name == "fastexchange")
         assert line.status == "-" and "not of the installed numba-fastexchange, which is in" in line.text and line.advice
     for code in ("import fastexchange.api", "import runpy; runpy.run_module('fastexchange', run_name='__main__')"):
-        program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"
-        done = run_python(program, check=False)
+        done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}", check=False)
         last = done.stderr.splitlines()[-1]
         assert re.match("ImportError: .+ is not of numba-fastexchange .+: pip uninstall fastexchange .+", last.replace(";", ":"))
 

@@ -12,15 +12,12 @@ import numpy as np
 from fastexchange import fast_args
 
 @fast_args(nogil=True, cache=True, fastmath=False, grad="allow", returns=np.ndarray)
-def add(x, y=2.0):
-    return x + y
+def add(x, y=2.0): return x + y
 
 @fast_args(out="x[n] -> out[n]")
-def twice(x, out):
-    out[:] = 2 * x
+def twice(x, out): out[:] = 2 * x
 
-def function(x):
-    return x
+def function(x): return x
 
 class Holder:
     kernel = twice
@@ -88,10 +85,8 @@ def test_a_file(folder, tmp_path):
                  marks=needs_torch),
     ("kernels_of_mine:twice --args np.ones(3),np.ones(4)", "twice: refused with ValueError: |'out' (position 1): its shape is"),
     ("kernels_of_mine:twice --args np.ones((3,3))", "twice: refused with ValueError: |out: omitted"),
-    ("numpy:ndarray", "an instance of |: path ndarray ("),
-    ("builtins:float", "an instance of |: path scalar ("),
-    ("builtins:dict", "an instance of |: path numba ("),
-    ("array:array", "an instance of |: path buffer ("),
+    *((name, f"an instance of |: path {path} (") for name, path in (
+        ("numpy:ndarray", "ndarray"), ("builtins:float", "scalar"), ("builtins:dict", "numba"), ("array:array", "buffer"))),
     ("kernels.axpy:axpy", "<fast_args kernels.axpy.axpy(|grad='refuse'"),
 ])  # fmt: skip
 def test_what_is_explained(what, words):

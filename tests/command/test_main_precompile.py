@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numba
 import numpy as np
@@ -48,8 +49,7 @@ import worked as w
 from fastexchange import fast_args
 
 @fast_args
-def own(x):
-    return x
+def own(x): return x
 
 w.scaled(np.ones(3)); w.scaled(np.ones((2, 2), "f4"), 2); w.pair((np.ones(3)[::2], 1.5)); w.loose(1); w.inner(2); own(3)
 w.Holder.kernel(np.ones(1)); w.loose(np.zeros(1, "i4,f8"))
@@ -103,11 +103,10 @@ def test_a_recorded_program(folder):
     assert done.returncode == 3 and done.stdout == "['3', '-o', 'x']\n", done.stderr
     recorded = json.loads(output.read_text())
     assert recorded["kernels"] == {
-        "worked:Holder.kernel": ["(float64[::1],)"],
-        "worked:loose": ["(int64,)"],
+        "worked:Holder.kernel": ["(float64[::1],)"], "worked:loose": ["(int64,)"],
         "worked:pair": ["(Tuple((float64[:], float64)), Omitted(None))"],
         "worked:scaled": ["(float32[:, ::1], int64)", "(float64[::1], Omitted(2.0))"],
-    }
+    }  # fmt: skip
     left_out = recorded["left_out"]
     assert {name.partition("(")[0] for name in left_out} == {"__main__:own", "worked:loose", "worked:made.<locals>.inner"}
     assert all(name in done.stderr for name in left_out) and "5 signatures of 4 kernels" in done.stderr
@@ -157,10 +156,10 @@ def test_a_kernel_that_is_not_compiled_or_not_kept(imported):
 
 
 TARGETS = [  # a target, what the module lists, and what is said
-    ("worked", "number", "list of tuples"), ("worked", "None", "has no __precompile__"), ("worked", "[]", "is empty"),
-    ("worked", "[scaled]", "list of tuples"), ("worked", "[(scaled,)]", "list of tuples"),
-    ("worked", "[(number, 3)]", "is not a kernel"), ("worked", "lambda: 1 / 0", "failed: ZeroDivisionError"),
-    ("worked", "lambda: exit(5)", "failed: SystemExit: 5"), ("worked:number", "[(scaled, (1,))]", "is not a kernel"),
+    *(("worked", listed, "list of tuples") for listed in ("number", "[scaled]", "[(scaled,)]")),
+    ("worked", "None", "has no __precompile__"), ("worked", "[]", "is empty"), ("worked", "[(number, 3)]", "is not a kernel"),
+    ("worked", "lambda: 1 / 0", "failed: ZeroDivisionError"), ("worked", "lambda: exit(5)", "failed: SystemExit: 5"),
+    ("worked:number", "[(scaled, (1,))]", "is not a kernel"),
     ("worked:loose", "[(scaled, (1,))]", "has no entry for loose"),
     ("worked:none", "[(scaled, (1,))]", "its kernels: bad, inner, loose, pair, scaled"),
     ("no_such_module", "[]", "cannot be imported"), ("no_such.json", "[]", "cannot be read"),
@@ -192,19 +191,9 @@ def test_without_a_compiler(folder, arguments):
 
 def test_a_kernel_whose_code_has_no_folder(imported, monkeypatch):
     """It has ``cache=True``, and is said to have it."""
-    def no_folder(self, py_func):
-        raise RuntimeError("no locator")
-
-    monkeypatch.setattr(FunctionCache, "__init__", no_folder)
-    (imported / "homeless.py").write_text("""\
-from fastexchange import fast_args
-
-@fast_args(cache=True)
-def kernel(x):
-    return x + 1
-
-__precompile__ = [(kernel, "(int64,)")]
-""")
+    monkeypatch.setattr(FunctionCache, "__init__", Mock(side_effect=RuntimeError("no locator")))
+    text = "from fastexchange import fast_args\n\n@fast_args(cache=True)\ndef kernel(x): return x + 1\n"
+    (imported / "homeless.py").write_text(f"{text}__precompile__ = [(kernel, '(int64,)')]\n")
     with pytest.warns(RuntimeWarning, match="kernel: no folder can be written") as told:
         done = run_here("precompile", "homeless")
     assert (Path(told[0].filename).name, told[0].lineno) == ("homeless.py", 3)
