@@ -34,18 +34,11 @@ def doubled(x):
     """A function that ``overload`` defines."""
 
 
-@overload(doubled)
-def _doubled(x):
-    return lambda x: 2 * x
+overload(doubled)(lambda x: lambda x: 2 * x)
 
 
 def named(x):
     return doubled(math.sin(x)) + np.abs(x)
-
-
-def refused():
-    for argument in ([1, "a"], object()):
-        check_raises(TypeError, None, fast_args(lambda x: x), argument)
 
 
 def accelerated():
@@ -65,17 +58,15 @@ def cached_and_pickled():
 
 
 ACTIONS = {
-    "what an argument is refused for": refused,
-    "the first string": strings.verify.__wrapped__,
-    "what code depends on": lambda: dependencies(named, {}),
+    "what an argument is refused for": lambda: [
+        check_raises(TypeError, None, fast_args(lambda x: x), argument) for argument in ([1, "a"], object())],
+    "the first string": strings.verify.__wrapped__, "what code depends on": lambda: dependencies(named, {}),
     "checks of Numba": lambda: [each() for each in numba_internals._checks],
-    "calls that repeat": repeated,
-    "accelerated": accelerated,
-    "kept and carried code": cached_and_pickled,
+    "calls that repeat": repeated, "accelerated": accelerated, "kept and carried code": cached_and_pickled,
     "declared signatures": lambda: [fast_args(["float64(float64)"])(lambda x: 1.0)(value) for value in (1, np.float32(1))],
     "explained": lambda: explain(fast_args(named)),
     "outputs": lambda: fast_args(lambda x, y: y.fill(0), out="x[n] -> y[n]")(np.ones(3)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.*reflected list")

@@ -105,22 +105,16 @@ def fork_while_others(work, times: int) -> None:
     """
     work()
     sys.setswitchinterval(1e-6)
-    stop = threading.Event()
+    stop, codes = threading.Event(), []
 
     def repeat():
         while not stop.is_set():
             work()
 
-    def in_the_child():
-        signal.alarm(15)
-        for _ in range(3):
-            work()
-
-    codes: list[int] = []
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         others = [pool.submit(repeat) for _ in range(2)]
         while len(codes) < times and not any(codes):
-            codes.append(in_fork(in_the_child))
+            codes.append(in_fork(lambda: [signal.alarm(15), work(), work(), work()][1]))
         stop.set()
     assert [other.result() for other in others] == [None] * 2
     assert not any(codes), f"fork {len(codes)}: exit code {codes[-1]} (-14: stuck for ever)"

@@ -9,12 +9,11 @@ import gc
 import mmap
 import sys
 import threading
-import traceback
 
 import numba
 import numpy as np
 import pytest
-from children import SECONDS, switching
+from children import SECONDS, at_once, switching
 from counting import end_of, kept
 from forked import Ended, fork_python, needs_fork, run_forked
 from frameworks import needs_torch, torch
@@ -32,29 +31,6 @@ Exported = tabled_type("Exported", dltensor_from_py_object_no_sync=None)
 KINDS = Dunder, Legacy, Tabled, Exported
 total, unlocked_total = fast_args(lambda x: x.sum()), fast_args(nogil=True)(lambda x: x.sum())
 part = fast_args(lambda x: x[1:])
-
-
-def at_once(*works, repeated=()) -> None:
-    """Each of `works` in a thread, and each of `repeated` in one that does it until those have ended; nothing is raised."""
-    start, stop, errors = threading.Barrier(len(works) + len(repeated)), threading.Event(), []
-
-    def run(work, again: bool):
-        try:
-            start.wait(SECONDS)
-            work()
-            while again and not stop.wait(0.001):
-                work()
-        except BaseException as error:
-            errors.append("".join(traceback.format_exception(error)))
-
-    rows = [(work, False) for work in works] + [(work, True) for work in repeated]
-    threads = [threading.Thread(target=run, args=row, daemon=True) for row in rows]
-    [thread.start() for thread in threads]
-    [thread.join(SECONDS) for thread in threads[: len(works)]]
-    stop.set()
-    [thread.join(SECONDS) for thread in threads]
-    assert not any(thread.is_alive() for thread in threads), "a thread is stuck"
-    assert not errors, "\n".join(errors)
 
 
 # ---- many threads, one kernel: calls of many signatures are made so in ``tests/calls/test_signatures.py`` ------------------
@@ -283,7 +259,7 @@ def meanwhile(box: list, action, word: str = "") -> None:
     while flags[0] == 0 and thread.is_alive():
         thread.join(0.001)
     try:
-        check_raises(Exception, word, action, box) if word else action(box)
+        check_raises((Exception,), word, action, box) if word else action(box)
         gc.collect()
         for _ in range(3):
             np.full(SIZE, 3.0), bytearray(SIZE), torch is not None and torch.full((SIZE,), 3.0)
