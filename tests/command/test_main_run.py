@@ -96,9 +96,7 @@ def test_a_program_is_run_as_by_python(tmp_path):
     for number, (name, content) in enumerate(PROGRAMS.items()):
         place = tmp_path / str(number)
         place.mkdir()
-        (place / "beside.py").write_text("")
-        if name == "its own numba":
-            (place / "numba.py").write_text("")
+        (place / ("numba.py" if name == "its own numba" else "beside.py")).touch()
         (place / "program.py").write_bytes(content if isinstance(content, bytes) else content.encode())
         calls[name] = [], [f"{number}/program.py", "a", "-m", "--", "-o", "x"]
     assert differing(tmp_path, calls) == []
@@ -117,12 +115,10 @@ def places(tmp_path_factory):
     (folder / "link.py").symlink_to(folder / "plain.py")
     (folder / "no_suffix").write_text(SAYS)
     py_compile.compile(str(folder / "plain.py"), str(folder / "compiled.pyc"))
-    for name in ("package", "directory", "no_main"):
+    for name, files in (("package", ["__init__", "__main__"]), ("directory", ["__main__"]), ("no_main", ["__init__"])):
         (folder / name).mkdir()
-        if name != "directory":
-            (folder / name / "__init__.py").write_text("")
-        if name != "no_main":
-            (folder / name / "__main__.py").write_text(FAILS)
+        for file in files:
+            (folder / name / f"{file}.py").write_text(FAILS if file == "__main__" else "")
     (folder / "broken.py").write_text("import nothere\n")
     for name, inside in (("archive.zip", "__main__.py"), ("no_main.zip", "other.py")):
         with zipfile.ZipFile(folder / name, "w") as archive:
