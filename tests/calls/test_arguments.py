@@ -169,8 +169,7 @@ def test_jitted_functions():
     apply = fast_args(lambda function, x: function(x) * 2)
     apply_both = fast_args(lambda functions, x: functions[0](x) + functions[1](x))
     plus_one, plus_two = numba.njit(lambda x: x + 1), fast_args(lambda x: x + 2)
-    assert check_same_as_njit(apply, (plus_one, 3)) == 8
-    assert check_same_as_njit(apply, (plus_two, 3)) == 10
+    assert check_same_as_njit(apply, (plus_one, 3)) == 8 and check_same_as_njit(apply, (plus_two, 3)) == 10
     assert [apply(plus_one, 3), apply(plus_two, 3), apply(numba.njit(plus_two.py_func), 3)] == [8, 10, 10]
     assert check_same_as_njit(apply_both, ((plus_one, plus_two), 1)) == 5
     before = apply.counts().fast
@@ -178,8 +177,7 @@ def test_jitted_functions():
         assert apply(function, 1) == apply(function, 1) == 2 * (1 + n)
     assert apply.counts().fast == before + 2
     itself = fast_args(lambda function, n: n + 1)
-    assert itself(itself, 1) == itself(itself, 1) == numbas(itself)(itself, 1) == 2
-    assert itself.counts().fast == 1
+    assert itself(itself, 1) == itself(itself, 1) == numbas(itself)(itself, 1) == 2 and itself.counts().fast == 1
 
 
 # ---- tuples --------------------------------------------------------------------------------------------------------

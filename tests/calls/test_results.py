@@ -208,8 +208,7 @@ def test_returns():
         assert type(by_name(array, tensor)) is torch.Tensor and type(by_name(tensor, array)) is np.ndarray
         assert type(by_name(y=tensor, x=array)) is torch.Tensor
         made, same = numpys(tensor)
-        assert type(made) is np.ndarray and same is tensor
-        assert type(torchs(3)) is torch.Tensor
+        assert type(made) is np.ndarray and same is tensor and type(torchs(3)) is torch.Tensor
     assert by_name.returns == "y" and numpys.returns is np.ndarray and itself.returns is None
     with torch.no_grad():
         assert type(doubled(torch.nn.Parameter(torch.ones(2)))) is torch.Tensor

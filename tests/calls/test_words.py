@@ -13,6 +13,7 @@ from numba.core.errors import TypingError
 from numba.core.registry import CPUDispatcher
 from odd_tensors import ODD
 from oracle import numbas, references_kept, type_and_message
+from raising import check_raises
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 from fastexchange.calls.options import check_names, numba_options
@@ -30,9 +31,8 @@ def look(before, x):
 
 def refused_twice(kernel, *arguments) -> tuple[type, str]:
     """The exception of a first call and of a later one, which are the same; and of ``explain``."""
-    first = type_and_message(kernel, *arguments)
+    kind, message = first = type_and_message(kernel, *arguments)
     assert type_and_message(kernel, *arguments) == first
-    kind, message = first
     assert kernel.explain(*arguments).outcome == f"refused with {kind.__name__}: {message}"
     return first
 
@@ -63,12 +63,9 @@ def test_tensors_without_memory(name):
     look(1, torch.ones(3)), look(1, torch.ones(3))
     with references_kept(tensor):
         for kernel in (fast_args(look.py_func), look, look):
-            kind, message = type_and_message(kernel, 1, tensor)
-            assert kind is BufferError
-            assert re.match(re.escape(X) + ", a torch.*, cannot be passed to the kernel: .*" + words, message), message
+            check_raises(BufferError, f"^{re.escape(X)}, a torch.*, cannot be passed to the kernel: .*{words}", kernel, 1, tensor)
     for way, convert_it in CONVERSIONS.items() if name != "zero" else ():  # of which no more is said than that it has no memory
-        kind, message = type_and_message(convert_it, tensor)
-        assert kind is BufferError and re.match(rf"{way}\(\): a torch.* cannot be exported: .*{words}", message), message
+        check_raises(BufferError, rf"^{way}\(\): a torch.* cannot be exported: .*{words}", convert_it, tensor)
 
 
 TRANSFORMS = {
@@ -109,7 +106,8 @@ def test_exceptions_of_frameworks_that_have_only_a_message():
         assert kind is RuntimeError and message.startswith(f"{X} cannot be passed to the kernel: ")
 
 
-ELEMENTS = {"void16": np.ones(3, "V2")} | ({"float8_e8m0fnu": torch.ones(3).to(torch.float8_e8m0fnu)} if torch else {})
+BITS = np.ones(2, "V2")
+ELEMENTS = {"void16": BITS} | ({"float8_e8m0fnu": torch.ones(3).to(torch.float8_e8m0fnu)} if torch else {})
 
 
 def test_what_is_not_computed_with():
@@ -121,31 +119,29 @@ def test_what_is_not_computed_with():
             assert ".float()" in message or name == "void16"
 
 
+@fast_args
 def raises(x):
     raise TypeError("of the kernel")
 
 
 def test_scalars_that_numba_has_not_and_masked_arrays_name_their_parameter_and_exceptions_of_the_kernel_arrive():
-    kind, message = type_and_message(look, 1, np.longdouble(2))
-    assert issubclass(kind, TypeError) and message.startswith(f"{X}: an object of type numpy.longdouble ")
+    check_raises(TypeError, f"^{re.escape(X)}: an object of type numpy.longdouble ", look, 1, np.longdouble(2))
     kind, message = type_and_message(look, 1, np.ma.zeros(3))
     assert kind is type_and_message(numba.njit(look.py_func), 1, np.ma.zeros(3))[0]
     assert message.startswith(f"{X}: a masked array cannot be passed; pass its filled(), ")
     for argument in (np.ones(3), [1, 2], "text"):
-        assert type_and_message(fast_args(raises), argument) == (TypeError, "of the kernel")
+        assert type_and_message(raises, argument) == (TypeError, "of the kernel")
 
 
 def test_arguments_that_are_not_declared_name_kernel_types_and_signatures():
-    kernel = fast_args("void(float32[:])")(lambda x: None)
-    words = r"\(array\(float32, 1d, A\)\)"
-    with pytest.raises(TypeError, match=rf"<lambda>\(x: float64\): not one of the declared signatures .* they take {words}"):
-        kernel(3.0)
+    kernel, words = fast_args("void(float32[:])")(lambda x: None), r"\(array\(float32, 1d, A\)\)"
+    check_raises(TypeError, rf"<lambda>\(x: float64\): not one of the declared signatures .* they take {words}", kernel, 3.0)
     assert re.search(f"refused with TypeError: not one of the declared .*{words}", str(kernel.explain(3.0)))
 
 
-ITEMS = [(np.ones(2, "V2"), BufferError), (np.ones(2, ">f8"), BufferError), (object(), TypeError), ([], ValueError)]
+ITEMS = [(BITS, BufferError), (np.ones(2, ">f8"), BufferError), (object(), TypeError), ([], ValueError)]
 if torch is not None:
-    ITEMS += [(torch.ones(2, device="meta"), BufferError), (torch.ones(2).to(torch.float8_e8m0fnu), BufferError)]
+    ITEMS += [(torch.ones(2, device="meta"), BufferError), (ELEMENTS["float8_e8m0fnu"], BufferError)]
 
 
 def test_items_are_named_with_their_place():
@@ -153,46 +149,36 @@ def test_items_are_named_with_their_place():
         for argument, place in (((1, (2, value)), "[1][1]"), ([value], "[0]"), ((1, [value]), "[1][0]")):
             kind, message = refused_twice(look, 1, argument)
             assert kind is error and message.startswith((f"{X}, item {place}, ", f"{X}, item {place}: ")), message
-    bits = np.ones(2, "V2")
-    for value, place in (((1, (2, bits)), r"item \[1\]: item \[1\]"), ([bits], r"item \[0\]")):
+    for value, place in (((1, (2, BITS)), r"item \[1\]: item \[1\]"), ([BITS], r"item \[0\]")):
         assert re.search(f"- {place}: Numba cannot compute with its elements, ", str(explain(value)))
     assert not explain((1, np.ones(2))).reasons and explain([np.ones(2)]).path == "list"
 
 
-count = fast_args(lambda x, items: len(items))
-ITEMS_OF = "<lambda>(): argument 'items' (position 1)"
-
-
 def test_a_list_without_items_or_of_several_types_names_its_parameter():
+    count = fast_args(lambda x, items: len(items))
+    items_of = f"{count.__qualname__}(): argument 'items' (position 1)"
     for value, place in (([], ""), ([[]], ", item [0]"), (([], 1), ", item [0]"), (set(), ""), ([[[]]], ", item [0][0]")):
         assert type_and_message(numbas(count), 1.0, value)[0] is ValueError
         kind, message = refused_twice(count, 1.0, value)
         assert kind is ValueError and "; pass " in message
-        assert message.startswith(f"{ITEMS_OF}{place}: Numba cannot tell the type of an empty ")
+        assert message.startswith(f"{items_of}{place}: Numba cannot tell the type of an empty ")
     for value in ([1, "a"], [1.0, 2.0, 3], ([1, "a"], 2), [np.ones(2), 1]):
         kind, message = type_and_message(count, 1.0, value)
         assert kind is type_and_message(numbas(count), 1.0, value)[0] is TypeError
-        assert message.startswith(f"{ITEMS_OF}: the items of a list have one type; item 0 is ")
-
-
-wrong = fast_args(lambda x, y, scale=2.0: x.no_such_attribute(y) * scale)
+        assert message.startswith(f"{items_of}: the items of a list have one type; item 0 is ")
 
 
 def test_typing_errors_name_kernel_and_types():
-    for call in (lambda: wrong(np.ones(3), 4), lambda: wrong(x=np.ones(3), y=4)):
-        for _ in range(3):  # Numba keeps the exception, and raises it again
-            with pytest.raises(numba.TypingError) as ours:
-                call()
-            lines = str(ours.value).splitlines()
-            types = "(x: array(float64, 1d, C), y: int64)"
-            assert lines[0] == f"<lambda>{types}: Numba cannot compile the kernel for these argument types. It says:"
-            assert not any("Numba cannot compile" in each for each in lines[1:])
-    with pytest.raises(TypingError) as plain:
-        numbas(wrong)(np.ones(3), 4)
-    chains = [(e.__suppress_context__, type(e.__context__), type(e.__cause__)) for e in (plain.value, ours.value)]
-    assert type(plain.value) is type(ours.value) and chains[0] == chains[1]
-    assert str(ours.value).partition("\n")[2] == str(plain.value)
-    assert (ours.value.msg, ours.value.loc, ours.value.contexts) == (plain.value.msg, plain.value.loc, plain.value.contexts)
+    wrong, x = fast_args(lambda x, y, scale=2.0: x.no_such_attribute(y) * scale), np.ones(3)
+    called = f"{wrong.__qualname__}(x: array(float64, 1d, C), y: int64)"
+    for args, kwargs in 3 * (((x, 4), {}), ((), {"x": x, "y": 4})):  # Numba keeps the exception, and raises it again
+        ours = check_raises(TypingError, None, wrong, *args, **kwargs)
+        first, *others = str(ours).splitlines()
+        assert first == f"{called}: Numba cannot compile the kernel for these argument types. It says:"
+        assert not any("Numba cannot compile" in each for each in others)
+    plain = check_raises(TypingError, None, numbas(wrong), x, 4)
+    known = [(type(e), e.__suppress_context__, type(e.__context__), type(e.__cause__), e.msg, e.loc) for e in (plain, ours)]
+    assert known[0] == known[1] and plain.contexts == ours.contexts and str(ours).partition("\n")[2] == str(plain)
     if torch is not None:  # a keyword behind an omitted one
         line = type_and_message(fast_args(lambda x, a=1, b=2: x.no_such), torch.ones(2, 2), b=torch.ones(3))[1].splitlines()[0]
         assert line.startswith("test_typing_errors_name_kernel_and_types.<locals>.<lambda>(")
@@ -218,21 +204,14 @@ class Model:
     cached.func.__name__ = "cached"
 
 
-class Derived(Model):
-    pass
-
-
-BELOW = [staticmethod, classmethod, property, functools.cached_property]
-
-
 def test_a_method_is_to_be_a_static_one():
-    for cls in (Model, Derived):
+    derived, below = type("Derived", (Model,), {}), (staticmethod, classmethod, property, functools.cached_property)
+    for cls in (Model, derived):
         assert type_and_message(cls().method, np.ones(3))[1].startswith("Model.method(): argument 'self' (position 0): ")
-    others = [lambda: Derived().method(1), lambda: Model().kernel, lambda: Model().cached, lambda: Model.of_class(1)]
-    others += [lambda kind=kind: fast_args(kind(lambda x: x)) for kind in BELOW]
-    for error, message in map(type_and_message, others):
-        assert error is TypeError and "put @staticmethod above @fast_args" in message, message
-    assert Model().static(np.ones(3)) == Derived.static(np.ones(3)) == 3
+    others = [lambda: derived().method(1), lambda: Model().kernel, lambda: Model().cached, lambda: Model.of_class(1)]
+    for call in [*others, *(lambda kind=kind: fast_args(kind(lambda x: x)) for kind in below)]:
+        check_raises(TypeError, "put @staticmethod above @fast_args", call)
+    assert Model().static(np.ones(3)) == derived.static(np.ones(3)) == 3
     assert "staticmethod" not in type_and_message(Model.static, object())[1]
 
 
@@ -248,8 +227,7 @@ UNKNOWN = [
 @pytest.mark.parametrize(("names", "words"), UNKNOWN)
 def test_unknown_options_are_refused_at_decoration(names, words):
     for function in ((), (lambda x: x,)):
-        with pytest.raises(TypeError, match=rf"^fast_args\(\) got (an )?unknown {words}"):
-            fast_args(*function, **dict.fromkeys(names, True))
+        check_raises(TypeError, rf"^fast_args\(\) got (an )?unknown {words}", fast_args, *function, **dict.fromkeys(names, True))
 
 
 def test_all_options_of_numba_are_known(monkeypatch):
@@ -258,8 +236,7 @@ def test_all_options_of_numba_are_known(monkeypatch):
     known = {"nogil", "parallel", "fastmath", "cache", "boundscheck", "error_model", "inline", "locals", *names}
     assert numba_options() >= known
     assert fast_args(**dict.fromkeys(names, False), nogil=True, error_model="numpy", boundscheck=None)(lambda x: x + 1)(1) == 2
-    with pytest.raises(KeyError):
-        numba.njit(fastmth=True)(lambda x: x)(1)
+    check_raises(KeyError, None, numba.njit(fastmth=True)(lambda x: x), 1)
     numba_options.cache_clear()
     monkeypatch.setattr(type(CPUDispatcher.targetdescr), "options", object)
     try:
@@ -271,14 +248,11 @@ def test_all_options_of_numba_are_known(monkeypatch):
 
 def test_launches_of_a_kernel_for_the_cpu():
     for use in (lambda k: k[4, 256], lambda k: k.forall(100), lambda k: k.configure(4, 256)):
-        with pytest.raises(TypeError, match=r"look\(\) is a kernel for the CPU, .*: call it as look\(\.\.\.\); fast_args\(cuda="):
-            use(look)
+        check_raises(TypeError, r"look\(\) is a kernel for the CPU, .*: call it as look\(\.\.\.\); fast_args\(cuda=", use, look)
 
 
 def what_is_said() -> list:
-    def kernel(x, y=2):
-        return None
-
+    kernel = lambda x, y=2: None  # noqa: E731
     made, unlike = fast_args(kernel), type("Unlike", (), {})
     outs = {"out": "x[n -> y[n]"}, {"out": "x[n] -> w[n]"}
     options = {"fastmth": True}, {"returns": "q"}, {"returns": 3}, {"grad": "alow"}, *outs
@@ -302,8 +276,7 @@ def test_without_compiling_the_words_are_the_same(monkeypatch):
 
 def test_parameters_that_numba_has_not_are_named_with_advice():
     for function in (lambda x, **options: None, lambda x, *rest, key: None):
-        with pytest.raises(TypeError, match=r"<lambda>\(\): Numba compiles no functions with .*; (name its|put them)"):
-            fast_args(function)
+        check_raises(TypeError, r"<lambda>\(\): Numba compiles no functions with .*; (name its|put them)", fast_args, function)
 
 
 def test_the_kind_of_an_outcome_is_said_beside_its_words():

@@ -296,10 +296,7 @@ class Launch:
 
     def problem(self) -> str:
         try:
-            wrong = self.wrong()
-            if not wrong:
-                self.launch.rebind()
-                wrong = self.wrong()
+            wrong = self.wrong() or (self.launch.rebind(), self.wrong())[1]
         except BaseException as error:
             wrong = repr(error)
         del self.launch
@@ -376,13 +373,13 @@ class Interrupts(event.Listener):
     def __init__(self, at: int):
         self.at, self.count = at, 0
 
+    def on_end(self, happened):
+        pass
+
     def on_start(self, happened):
         self.count += 1
         if self.count == self.at:
             signal.raise_signal(signal.SIGINT)
-
-    def on_end(self, happened):
-        pass
 
 
 @pytest.mark.slow
