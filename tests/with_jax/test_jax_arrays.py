@@ -48,11 +48,11 @@ def test_a_kernel_sees_what_njit_sees(dtype, shapes):
         with jax_with_64_bits(dtype == "int64"):
             array = jnp.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
             array = array + 2**40 if dtype == "int64" else array / 2 if dtype in HALVES else array
-            assert array.dtype == dtype
-            wanted = seen(np.asarray(array).astype(np.float32) if dtype in HALVES else np.asarray(array))
-            for _ in range(3):
-                assert kernel(array)[:2] == wanted[:2]
-            assert dtype in HALVES or kernel(array) == wanted
+        assert array.dtype == dtype
+        wanted = seen(np.asarray(array).astype(np.float32) if dtype in HALVES else np.asarray(array))
+        for _ in range(3):
+            assert kernel(array)[:2] == wanted[:2]
+        assert dtype in HALVES or kernel(array) == wanted
     assert kernel.counts().slow == (5 if shapes is SHAPES else 1)  # ranks, and (0, 3), which is in Fortran order, too
 
 
