@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import numba
 import numpy as np
@@ -143,15 +144,22 @@ def test_ctrl_c_while_another_threads_kernel_runs():
     tensor, flags, results = Dunder(np.ones(3)), np.ones(1, np.int64), []
     with handled(SIGINT, signal.SIG_IGN):
         assert signals_and_waits(flags, tensor) == 1.0
-    flags[0] = 0
-    ended = threading.Event()  # after an interrupted join() Python 3.11 takes the thread for ended
-    thread = threading.Thread(target=lambda: (results.append(signals_and_waits(flags, tensor)), ended.set()))
+    flags[0], begun = 0, []
+
+    def work():
+        while not begun:  # no lock: Ctrl-C may leave one of threading's half released
+            time.sleep(0.001)
+        results.append(signals_and_waits(flags, tensor))
+
+    thread = threading.Thread(target=work)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
-        thread.start()
-        ended.wait()
+        begun.append(True)
+        time.sleep(60)
     assert not results
     flags[0] = 1
-    assert ended.wait(60) and results == [1.0]
+    thread.join(60)
+    assert results == [1.0]
     check_given_back(tensor)
 
 
