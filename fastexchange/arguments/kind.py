@@ -46,7 +46,8 @@ class Kind:
     """From the fields of a type's ``fx_entry`` to quicker readers of its values in cached calls: see ``dispatch.rows``.
 
     Of one value by `rows.frequent`, and in terms of ``is_of_type``, ``leave`` and ``go_on`` there. Of arrays :data:`PLACES`: of
-    any rank, of rank 1 to 4 in C order, and five for other orders; the same again if they are fewer. None is needed: ``rows.read_value`` calls `reader`.
+    any rank, of rank 1 to 4 in C order, and five for other orders; if they are fewer, the same again. None is needed:
+    ``rows.read_value`` calls `reader`.
     """
     fill_row: CFunction | None = None
     """``int (fx_context *, fx_row *, PyObject *)``: completes the row of a value: see ``dispatch.inline_cache.expect_value``."""

@@ -325,10 +325,10 @@ def reduced(compiled) -> tuple:
 
 
 def _environment(module: str, constants: list, name: str) -> Any:
-    """The table of Python objects of a function that is linked in, by the name of its variable. `module`: where the function is.
+    """The table of Python objects of a function that is linked in, by its variable's name. `module`: where the function is.
 
-    Its globals are for code in object mode, which Numba's own functions are not, so their module is not imported: Numba's functions
-    for arrays bring strings, hashes and random numbers with them, a sixth of the time of a hundred kernels' first calls.
+    Its globals are for code in object mode, which Numba's own functions are not, so their module is not imported: those for
+    arrays bring strings, hashes and random numbers with them, a sixth of the time of a hundred kernels' first calls.
     """
     made = _Environment._memo.get(name)
     if made is None:
@@ -361,13 +361,13 @@ def rebuilt(context, state: tuple) -> Any:
     name, _, (code, linked) = result[_LIBRARY]
     loaded = _Loaded(context, _loaded(name, code, defined, linked))
     *result, environments = result
-    linked_in = [_environment(*each) for each in environments]
-    made = compiler.CompileResult._rebuild(loaded, *result, linked_in)._replace(target_context=context)
+    result.append([_environment(*each) for each in environments])
+    made = compiler.CompileResult._rebuild(loaded, *result)._replace(target_context=context)
     vars(made.library).update(known)
     return made
 
 
-_NO_TYPES = "The machine code came with its package, without this text. numba.njit(kernel.py_func) compiles the function here."
+_NO_TYPES = "The machine code came with its package, without this text: numba.njit(kernel.py_func) compiles the function here."
 """The text of ``inspect_types()`` of shipped code. Numba's has paths of modules, and addresses."""
 _KNOWN_OF_CODE = ("fastexchange_called", "fastexchange_never_written")
 """Attributes of a library by which what is known of a kernel's code goes with it."""
