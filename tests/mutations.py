@@ -77,7 +77,10 @@ def changes(path: Path) -> Iterator[tuple[int, str, str]]:
     lines = source.splitlines()
     for function in ast.walk(ast.parse(source)):
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            for node in (each for statement in function.body for each in ast.walk(statement)):
+            nodes = [each for statement in function.body for each in ast.walk(statement)]
+            hints = [getattr(each, name, None) for each in nodes for name in ("annotation", "returns")]
+            never_run = {id(each) for hint in hints if hint is not None for each in ast.walk(hint)}
+            for node in (each for each in nodes if id(each) not in never_run):
                 if (line := getattr(node, "lineno", 0)) and line == node.end_lineno and (new := changed(node)) is not None:
                     start, end = node.col_offset, node.end_col_offset
                     text = f"({ast.unparse(new)})" if isinstance(new, ast.expr) else ast.unparse(new)

@@ -45,8 +45,9 @@ class Kind:
     row_readers: Callable[[dict[str, Any]], tuple[CFunction, ...]] = lambda fields: ()
     """From the fields of a type's ``fx_entry`` to quicker readers of its values in cached calls: see ``dispatch.rows``.
 
-    Of one value by `rows.frequent`, and in terms of ``is_of_type``, ``leave`` and ``go_on`` there; of arrays :data:`PLACES`, by
-    rank and order. None is needed: ``rows.read_value`` calls `reader`.
+    Of one value by `rows.frequent`, and in terms of ``is_of_type``, ``leave`` and ``go_on`` there. Of arrays :data:`PLACES`: of
+    any rank, of rank 1 to 4 in C order, and five for other orders; if they are fewer, the same again. None is needed:
+    ``rows.read_value`` calls `reader`.
     """
     fill_row: CFunction | None = None
     """``int (fx_context *, fx_row *, PyObject *)``: completes the row of a value: see ``dispatch.inline_cache.expect_value``."""

@@ -70,8 +70,8 @@ def _row_reader(rank: int) -> CFunction:
     return ndarray_row
 
 
-_ROW_READERS = 2 * tuple(map(_row_reader, (-1, 1, 2, 3, 4)))
-"""In order or not."""
+_ROW_READERS = tuple(map(_row_reader, (-1, 1, 2, 3, 4)))
+"""By rank, of arrays in any order."""
 
 
 @native

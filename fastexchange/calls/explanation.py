@@ -8,11 +8,12 @@ import numba
 
 from ..arguments.buffer import is_numba_only
 from ..arguments.decoding import UnknownDtype, field_of, numba_types
-from ..arguments.discovery import discover
+from ..arguments.discovery import discover, fields_of
 from ..arguments.dunder import DUNDER
 from ..arguments.kind import MEANINGS, OTHER
 from ..arguments.others import advice_for
 from ..dispatch import structs
+from ..dispatch.boxing import BOXES_ARRAYS
 from ..dispatch.reading import DRY_RUN
 from ..dispatch.runtime import runtime
 from ..exchange.errors import elements_named, refuse_elements, why_not_computed
@@ -20,6 +21,7 @@ from ..ground.dlpack import field_of_type
 from ..ground.dtypes import bits_of, dtype_field, element_of, is_computed
 from ..ground.numba_internals import CPUDispatcher, can_compile, declared_signature
 from ..ground.omitted import OMITTED
+from ..ground.parameters import flatten
 from ..ground.passing import reraise_passing
 from ..ground.safe_repr import type_name
 from ..producers.framework import Framework, framework_of
@@ -195,9 +197,26 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
         outcome = refusal(error)
     found = explained(kernel, bound, outcome)
     slow = {framework_of(value).why_calls_are_slow() for value in bound if kernel.out is not None} - {""}
-    if slow:
-        found = replace(found, notes=(*found.notes, f"Python makes each call, because {'; '.join(sorted(slow))}"))
-    return found
+    notes = [f"Python makes each call, because {'; '.join(sorted(slow))}"] if slow else []
+    if outcome.kind == "native" and _makes_tensors_by_python(kernel, report.keys, bound):
+        notes.append("Python code makes tensors of the arrays in its result; with returns=numpy.ndarray native code makes arrays")
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _makes_tensors_by_python(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
+    """Whether Python code makes what the new arrays of a call become, which native code makes otherwise."""
+    overload = kernel._native.find(keys)
+    if not (OMITTED in bound if kernel.out is not None else overload is not None and overload.code.boxes == BOXES_ARRAYS):
+        return False
+    if isinstance(kernel.returns, type):
+        target: type | None = kernel.returns
+    elif kernel.returns is not None:
+        target = type(bound[kernel._parameters.names.index(kernel.returns)])
+    else:
+        types = (type(value) for position, argument in enumerate(bound) for _, value in flatten(position, argument))
+        target = next((cls for cls in types if structs.is_tensor.py_func(fields_of(cls)["kind"])), None)
+    kind = fields_of(target)["kind"] if target is not None else None
+    return kind is not None and kind.form == structs.FORM_TENSOR and not kind.makes_tensors
 
 
 def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | None = None) -> CallExplanation:

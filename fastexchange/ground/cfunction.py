@@ -297,10 +297,10 @@ code_cache = CodeCache()
 
 
 class Library(list):
-    """C functions whose code lies together, compiled or loaded at once.
+    """C functions whose code lies together, compiled or loaded at once: if not said otherwise, those of a module.
 
     LLVM puts each library on pages of its own: functions of a call that all begin a page would displace each other in the
-    processor's cache.
+    processor's cache. And to load one takes as long as to load ten functions.
     """
 
     def __init__(self, *modules: str):
@@ -402,11 +402,16 @@ class CFunction:
 def cfunction(result, *arguments, together: Library | None = None, constants: tuple = ()):
     """Decorator: a C function with this signature (Numba types), compiled on first use and cached on disk.
 
-    `together`: the library to which the function is added; None: it has one of its own. `constants`: what the
-    function's closure has, on which its machine code depends besides the sources.
+    `together`: the library to which the function is added; None: that of its module, or one of its own for a function that
+    another function makes, perhaps later. `constants`: what the function's closure has, on which its machine code depends
+    besides the sources.
     """
 
     def decorated(python_function):
-        return CFunction(python_function, result, arguments, Library() if together is None else together, constants)
+        library = together
+        if library is None:
+            is_made_later = "<locals>" in python_function.__qualname__
+            library = Library() if is_made_later else python_function.__globals__.setdefault("_functions_together", Library())
+        return CFunction(python_function, result, arguments, library, constants)
 
     return decorated

@@ -313,13 +313,33 @@ def reduced(compiled) -> tuple:
     if _namings:
         name, kind, (code, linked) = result[_LIBRARY]
         result[_LIBRARY] = name, kind, (code, _bitcode(_llvm.parse_bitcode(linked)))
-        result[_ANNOTATION] = ""  # the text of inspect_types(): it has the paths of modules, and addresses
+        result[_ANNOTATION] = _NO_TYPES
     # Numba would import the module of each function that is linked in: for a sum of an array half of Numba, and SciPy.
     text = str(module)
-    used = tuple(each for each in environments if text.count(each.env_name) != 1)  # once: the definition of its variable
+    others = [each for each in environments if each is not compiled.environment]
+    used = [each for each in others if text.count(each.env_name) != 1]  # once: the definition of its variable
+    described = tuple((str(each.globals["__name__"]), list(each.consts), each.env_name) for each in used)
     _called(compiled.library)
     known = {name: value for name in _KNOWN_OF_CODE if (value := getattr(compiled.library, name, None)) is not None}
-    return _names_in(module, is_declaration=True), _names_in(module, is_declaration=False), known, (*result, used)
+    return _names_in(module, is_declaration=True), _names_in(module, is_declaration=False), known, (*result, described)
+
+
+def _environment(module: str, constants: list, name: str) -> Any:
+    """The table of Python objects of a function that is linked in, by its variable's name. `module`: where the function is.
+
+    Its globals are for code in object mode, which Numba's own functions are not, so their module is not imported: those for
+    arrays bring strings, hashes and random numbers with them, a sixth of the time of a hundred kernels' first calls.
+    """
+    made = _Environment._memo.get(name)
+    if made is None:
+        found = sys.modules.get(module)
+        if found is None and not module.startswith("numba."):
+            found = importlib.import_module(module)
+        made = _Environment({"__name__": module} if found is None else vars(found))
+        made.consts[:] = constants
+        made.env_name = name
+        _Environment._memo[name] = made
+    return made
 
 
 def rebuilt(context, state: tuple) -> Any:
@@ -340,11 +360,15 @@ def rebuilt(context, state: tuple) -> Any:
         load_representations()
     name, _, (code, linked) = result[_LIBRARY]
     loaded = _Loaded(context, _loaded(name, code, defined, linked))
+    *result, environments = result
+    result.append([_environment(*each) for each in environments])
     made = compiler.CompileResult._rebuild(loaded, *result)._replace(target_context=context)
     vars(made.library).update(known)
     return made
 
 
+_NO_TYPES = "The machine code came with its package, without this text: numba.njit(kernel.py_func) compiles the function here."
+"""The text of ``inspect_types()`` of shipped code. Numba's has paths of modules, and addresses."""
 _KNOWN_OF_CODE = ("fastexchange_called", "fastexchange_never_written")
 """Attributes of a library by which what is known of a kernel's code goes with it."""
 
@@ -585,7 +609,7 @@ def _check_units() -> None:
         (target_context().codegen()._engine, "_ee _defined_symbols finalize_object"),
         (module, "globals"),
         (library._final_module, "global_variables"),
-        (_Environment, "_memo consts"),
+        (_Environment, "_memo consts globals"),
         (_Linkage, "external common"),
         *((module_of(f"numba.core.{module}"), name) for module, name in _HELPER_PASSES),
     ):

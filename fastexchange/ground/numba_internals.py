@@ -210,7 +210,9 @@ def runtime_library() -> Any:
 def leaves_of(*numba_types) -> Iterator[Any]:
     """The types that these consist of: of tuples those of their items, of an optional the one that it may be. In order."""
     for each in numba_types:
-        if isinstance(each, types.BaseTuple):
+        if type(each) is types.Array:  # most are: Numba's classes are abstract ones, of which it takes long to ask
+            yield each
+        elif isinstance(each, types.BaseTuple):
             yield from leaves_of(*cast(Any, each).types)
         elif isinstance(each, types.Optional):
             yield from leaves_of(each.type)

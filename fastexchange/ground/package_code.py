@@ -31,7 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 FOLDER = "_kernels"
-_FORMAT = 2
+_FORMAT = 3
 """Raised when the code of kernels gets to mean something else: see ``calls.shipped_kernels``."""
 _V2 = "cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"
 _V3 = *_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"

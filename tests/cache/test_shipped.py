@@ -156,7 +156,7 @@ def test_what_makes_it_needs_no_optional_package():
             sys.modules[name] = None
         from fastexchange._native_build import native_code
         print(len(list(native_code())))
-    """)) > 60
+    """)) > 40
 
 
 @slow
