@@ -119,7 +119,24 @@ def test_what_could_not_be_kept_is_made_by_all_at_once(folder):
         assert os.fstat(handle).st_size
         os.close(handle)
     with holder(folder) as order, soon(lambda: order("give up")):
-        claim_of(folder).release(True)
+        assert folder._claimed("name", "key", waits=30.0) is None, "it has queued"
+    claim_of(folder).release(True)
+    assert left(folder) == []
+
+
+def test_a_file_that_is_removed_before_it_is_locked(folder, monkeypatch):
+    """By the process that had the claim: a lock on it would be no claim, others could get one, too."""
+    is_locked = disk_cache._is_locked
+
+    def removed_first(handle) -> bool:
+        monkeypatch.undo()
+        left(folder)[0].unlink()
+        return is_locked(handle)
+
+    monkeypatch.setattr(disk_cache, "_is_locked", removed_first)
+    claim = claim_of(folder)
+    assert len(left(folder)) == 1 and disk_cache._is_locked is is_locked
+    claim.release(True)
     assert left(folder) == []
 
 

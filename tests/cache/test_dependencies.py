@@ -3,15 +3,18 @@
 import builtins
 import collections
 import ctypes
+import dis
 import enum
 import functools
 import importlib
+import inspect
 import math
 import os
 import struct
 import sys
 import time
 import types
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -21,7 +24,15 @@ from numba.core.typeconv.rules import default_casting_rules
 from numba.extending import intrinsic, make_attribute_wrapper, models, overload, overload_attribute, register_model
 
 from fastexchange import fast_args
-from fastexchange.calls.dependencies import NotDescribable, dependencies, meaning_of, note_loaded
+from fastexchange.calls.dependencies import (
+    NotDescribable,
+    _parts_of,
+    _steps,
+    _steps_by_dis,
+    dependencies,
+    meaning_of,
+    note_loaded,
+)
 from fastexchange.ground.numba_extensions import conversions, extensions
 from fastexchange.ground.numba_internals import is_known_file
 
@@ -534,3 +545,10 @@ def test_what_numba_registers_itself():
 
     assert numba.experimental.jitclass([("x", numba.types.int64)])(type("Made", (), {"__init__": lambda self: None}))
     assert digest(1) == before
+
+
+def test_names_in_bytecode_are_those_that_dis_finds():
+    """Python is asked by ``dis``, in eight times the time, only where it numbers names as none did so far: CPython 3.15."""
+    of_python = [compile(Path(module.__file__).read_text("utf-8"), "", "exec") for module in (dis, enum, functools, inspect)]
+    parts = [part for code in of_python for part in _parts_of(code)]
+    assert len(parts) > 200 and [[*_steps(part)] for part in parts] == [[*_steps_by_dis(part)] for part in parts]

@@ -335,3 +335,13 @@ def test_an_argument_that_is_declared_as_readonly_is_itself_when_it_returns():
     second = fast_args([(declared, declared)])(lambda x, y: y)
     for y in (np.ones(3), np.broadcast_to(np.ones(3), 3)):
         assert second(np.zeros(3), y) is second(np.zeros(3), y) is numbas(second)(np.zeros(3), y) is y
+
+
+def test_explain_says_where_python_makes_the_tensors():
+    note = "Python code makes tensors of the arrays in its result"
+    tails, sums = fast_args(lambda x: x[1:]), fast_args(lambda x: x.sum())
+    outputs = fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(1))
+    for tensor, is_made_so in ((Dunder(np.ones(3)), True), (np.ones(3), False), *([(torch.ones(3), False)] if torch else [])):
+        for kernel in (tails, sums, outputs, fast_args(returns=np.ndarray)(lambda x: x[1:])):
+            kernel(tensor)
+            assert (note in str(kernel.explain(tensor))) is (is_made_so and kernel in (tails, outputs))

@@ -309,6 +309,12 @@ def test_declared_outputs(form):
     assert same_type(tensor_of(form, 1.0)).dtype == form.torch and same_type(array_of(form, 1.0)).dtype == form.dtype
 
 
+def test_integers_that_show_no_argument_stay_integers_beside_the_bits_of_numbers():
+    kernel = fast_args(storage=True)(lambda x, other: np.zeros(2, np.uint16))
+    for other in (1.0, {1.0}):  # Numba's dispatcher takes sets
+        assert str(kernel(tensor_of(BFLOAT16, *VALUES), other).dtype).endswith("uint16")
+
+
 def test_a_view_of_other_elements_has_those():
     """``x.view(np.uint16)`` is an array of integers also where it shows an argument's memory."""
     kernel = fast_args(lambda x: (x.view(np.uint16), x[1:], x))

@@ -18,6 +18,7 @@ from scale_kernels import elementwise
 
 from fastexchange import explain, fast_args, from_dlpack
 from fastexchange.jax.array_kind import is_only_thread
+from fastexchange.jax.put import putting
 from fastexchange.producers.framework import framework_of
 
 jax = pytest.importorskip("jax")
@@ -254,6 +255,11 @@ def test_outputs_and_results(size):
         assert jax.jit(lambda x: x * 2)(total)[-1] == 2 * size
     assert all(is_same(each, wanted if each.ndim == 1 else np.stack([wanted, wanted])) for each in made)
     assert len({each.unsafe_buffer_pointer() for each in made}) == 6 and added.counts().slow <= 2
+
+
+def test_results_do_not_take_the_slow_way():
+    """JAX's function behind ``device_put`` is as expected."""
+    assert putting()(np.ones(3, np.float32), True, None).tolist() == [1.0] * 3
 
 
 def test_a_small_result_shows_no_memory_that_others_write_to():
