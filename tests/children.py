@@ -46,10 +46,13 @@ def at_once(*works, repeated=()) -> None:
 
     rows = [(work, False) for work in works] + [(work, True) for work in repeated]
     threads = [threading.Thread(target=run, args=row, daemon=True) for row in rows]
-    [thread.start() for thread in threads]
-    [thread.join(SECONDS) for thread in threads[: len(works)]]
+    for thread in threads:
+        thread.start()
+    for thread in threads[: len(works)]:
+        thread.join(SECONDS)
     stop.set()
-    [thread.join(SECONDS) for thread in threads]
+    for thread in threads:
+        thread.join(SECONDS)
     assert not any(thread.is_alive() for thread in threads), "a thread is stuck"
     assert not errors, "\n".join(errors)
 

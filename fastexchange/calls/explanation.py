@@ -175,7 +175,6 @@ def is_launched(kernel, bound: tuple) -> bool:
 
 def explain_call(kernel, bound: tuple) -> CallExplanation:
     """See :meth:`FastKernel.explain`. Reads the tensors; neither compiles nor runs the kernel. Outputs may be omitted."""
-    makes_outputs = OMITTED in bound and kernel.out is not None
     try:
         bound = kernel._complete(bound)
     except Exception as error:  # inputs that do not fit the notation
@@ -197,17 +196,25 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
     except Exception as error:
         outcome = refusal(error)
     found = explained(kernel, bound, outcome)
-    slow = {framework_of(value).why_calls_are_slow() for value in bound if kernel.out is not None} - {""}
+    slow = {_why_slow(value) for value in bound if kernel.out is not None} - {""}
     notes = [f"Python makes each call, because {'; '.join(sorted(slow))}"] if slow else []
-    if outcome.kind == "native" and _makes_tensors_by_python(kernel, report.keys, bound, makes_outputs):
+    if outcome.kind == "native" and _makes_tensors_by_python(kernel, report.keys, bound):
         notes.append("Python code makes tensors of the arrays in its result; with returns=numpy.ndarray native code makes arrays")
     return replace(found, notes=(*found.notes, *notes))
 
 
-def _makes_tensors_by_python(kernel, keys: tuple[int, ...], bound: tuple, makes_outputs: bool) -> bool:
-    """Whether Python code makes what the new arrays of a call become, which native code makes otherwise."""
+def _why_slow(value) -> str:
+    """Why Python makes each call of a kernel that declares outputs if `value` is an argument; "" if native code does."""
+    kind = fields_of(type(value))["kind"]
+    if kind.form == structs.FORM_TENSOR and kind.read_shape is None:
+        return f"native code cannot read the shape of a {type_name(type(value))}, from which those of outputs follow"
+    return framework_of(value).why_calls_are_slow()
+
+
+def _makes_tensors_by_python(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
+    """Whether Python code makes what the arrays in a call's result become, which native code makes otherwise."""
     overload = kernel._native.find(keys)
-    if not (makes_outputs or (overload is not None and overload.code.boxes == BOXES_ARRAYS)):
+    if overload is None or overload.code.boxes != BOXES_ARRAYS:
         return False
     if isinstance(kernel.returns, type):
         target: type | None = kernel.returns

@@ -343,11 +343,9 @@ def imported_anew(name: str):
 def test_a_loaded_function_whose_global_has_changed_since(tmp_path, monkeypatch):
     """What calls it is compiled with its code of before, and is not kept as if it were compiled with that of now."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "outer_of_the_test.py").write_text(
-        "from fastexchange import fast_args\nLIMIT = 1\n"
-        "@fast_args(cache=True)\ndef inner(x): return x + LIMIT\n"
-        "@fast_args(cache=True)\ndef outer(x): return inner(x)\n"
-    )
+    text = "from fastexchange import fast_args\nLIMIT = 1\n@fast_args(cache=True)\ndef inner(x): return x + LIMIT\n"
+    text += "@fast_args(cache=True)\ndef outer(x): return inner(x)\n"
+    (tmp_path / "outer_of_the_test.py").write_text(text)
     assert imported_anew("outer_of_the_test").inner(1.0) == 2.0
     module = imported_anew("outer_of_the_test")
     assert module.inner(1.0) == 2.0 and list(module.inner.stats.cache_hits.values()) == [1]

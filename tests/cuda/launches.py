@@ -1,4 +1,5 @@
 """What is launched: kernels without code, memory, arrays of the packages' own; and proofs of cached launches."""
+
 import ctypes
 import functools
 
@@ -28,7 +29,8 @@ def function_of(parameters: int | str, body: str = "pass"):
 
 def dispatcher_of(package, parameters, body: str = "pass", signature=None, **options):
     """A new dispatcher for an empty kernel with these parameters."""
-    return package.jit(*[signature] * (signature is not None), **options)(function_of(parameters, body))
+    jit = package.jit(**options) if signature is None else package.jit(signature, **options)
+    return jit(function_of(parameters, body))
 
 
 def kernel_of(package, parameters, *more, **options):

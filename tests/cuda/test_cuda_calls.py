@@ -600,7 +600,11 @@ def test_a_bound_launch_raises_what_the_launch_raises(record, package, x):
 def test_threads_that_launch_while_it_is_rebound(record, package):
     x, y = tensor(package), tensor(package, (5,))
     launch = kernel_of(package, 1)[1, 32].bind(x)
+
+    def work():
+        for _ in range(200):
+            launch()
+
     with all_given_back(x, y):
-        in_threads(*[lambda: [launch() for _ in range(200)]] * 4,
-                   meanwhile=lambda: [launch.rebind(a0=each) for _ in range(20) for each in (y, x)])  # fmt: skip
+        in_threads(*[work] * 4, meanwhile=lambda: [launch.rebind(a0=each) for _ in range(20) for each in (y, x)])
     assert len(record.launches) == 800 and len({each.packed for each in record.launches}) <= 2

@@ -296,7 +296,12 @@ def test_new_threads_without_a_context(package, tensors, stub_or_none, count):
     tensors.wait()
     if stub_or_none is not None:
         stub_or_none.set_fast(True, threads=True)
-    in_threads(*[lambda pair=pair: [copy[1, SIZE](*pair) for _ in range(launches)] for pair in pairs])
+
+    def work(pair) -> None:
+        for _ in range(launches):
+            copy[1, SIZE](*pair)
+
+    in_threads(*[functools.partial(work, pair) for pair in pairs])
     for i, (_, out) in enumerate(pairs):
         tensors.check(out, 3 + i)
     assert stub_or_none is None or stub_or_none.fast_count == launches * count

@@ -1,5 +1,7 @@
 """Kernels for the CPU and for CUDA under one name: ``fast_args(cuda=…, launch=…)``."""
 
+import functools
+
 import numpy as np
 import pytest
 from cuda_checks import in_threads, is_for_tasks, is_refused, launched
@@ -117,7 +119,13 @@ def test_defaults_and_threads_under_one_name(record, package):
         a0[0] += a1
 
     x, arrays = tensor(package), np.zeros((2, 3))
-    in_threads(*[lambda array=array: [kernel(each) for _ in range(50) for each in (x, array)] for array in arrays])
+
+    def work(array):
+        for _ in range(50):
+            kernel(x)
+            kernel(array)
+
+    in_threads(*[functools.partial(work, array) for array in arrays])
     assert arrays[:, 0].tolist() == [75.0] * 2 and len(record.launches) == 100
     assert len({each.packed for each in record.launches}) == 1
     assert record.launches[0].parameters[-1] == np.float64(1.5).tobytes()

@@ -240,7 +240,8 @@ def test_what_paddles_dlpack_refuses_is_refused():
     """PaddlePaddle's table reads sparse tensors as if they were dense, and exports tensors that require grad."""
     watched = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
     cleared, freed, begins = paddle.arange(3.0), paddle.arange(3.0), paddle.ones([3])
-    cleared._clear(), freed._clear_data()
+    cleared._clear()
+    freed._clear_data()
     tensors = {
         "requires grad": watched, "result": watched * 2, "parameter": paddle.create_parameter([3], "float32"),
         "COO": paddle.sparse.sparse_coo_tensor([[0, 1], [1, 2]], [1.0, 2.0], [3, 3]),

@@ -169,9 +169,11 @@ def test_beside_others(act, ends, position):
     tensors, where = four_known_tensors(), {"name": "abcd"[position], "position": position}
     culprit = tensors[position]
     culprit.view = act
-    for culprit.behaves in (False, True) * 3:
-        end = end_of(four, *tensors)
-        check_end(end, 1234.0 if culprit.behaves else ends, **where)
+    for _ in range(3):
+        culprit.behaves = False
+        check_end(end_of(four, *tensors), ends, **where)
+        culprit.behaves = True
+        assert four(*tensors) == 1234.0
     for other in (np.full(3, 5), Turning(np.full(3, 5, np.int32)), Dunder(np.full(3, 5.0)), Exported(np.full(3, 5.0))):
         for place in set(range(4)) - {position}:
             arguments = list(tensors)

@@ -204,14 +204,13 @@ WITHOUT_INTEGER = {  # DLPack's code, bits and lanes: what is said
 @pytest.mark.parametrize("storage", [False, True])
 def test_elements_without_an_integer_of_their_width(storage):
     """``storage=True`` does not help, and is not recommended."""
-    kernel = kernel_of(total, storage=storage)
     for (code, bits, lanes), words in WITHOUT_INTEGER.items():
         for producer in (Dunder, Tabled):
             with pytest.raises(BufferError, match=words.format(bits)) as raised:
-                kernel(producer(np.zeros(4), code=code, bits=bits, lanes=lanes))
+                kernel_of(total, storage=storage)(producer(np.zeros(4), code=code, bits=bits, lanes=lanes))
             assert "storage" not in str(raised.value) and "import ml_dtypes" not in str(raised.value)
     if hasattr(torch, "float4_e2m1fn_x2"):
-        packed = torch.ones(3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+        packed, kernel = torch.ones(3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), kernel_of(total, storage=storage)
         with pytest.raises(BufferError, match=r"packed in bytes.*\.view\(torch\.uint8\)"):
             kernel(packed)
         assert kernel(packed.view(torch.uint8)) == 3

@@ -21,13 +21,10 @@ import numba
 
 HERE = Path(__file__).resolve().parent
 FAILED = ("error", "failure", "unexpected success", "crash", "hang")
-LEFT_OUT = {
-    "test_pycc": "compiles extension modules with a C compiler, no dispatcher",
-    "test_gdb_bindings": "needs gdb",
-    "test_gdb_dwarf": "needs gdb",
-    "test_runtests": "tests the runner that is not used here",
-}
-"""Modules that do not run, and why."""
+LEFT_OUT = {  # modules that do not run, and why
+    "test_pycc": "compiles extension modules with a C compiler, no dispatcher", "test_gdb_bindings": "needs gdb",
+    "test_gdb_dwarf": "needs gdb", "test_runtests": "tests the runner that is not used here",
+}  # fmt: skip
 
 
 class Outcome(NamedTuple):
@@ -41,12 +38,9 @@ class Comparison(NamedTuple):
     """Of a run: all tests' outcomes, and those that failed by what that comes from."""
 
     outcomes: dict[str, Outcome]
-    own: dict[str, Outcome]
-    """Failures that are Numba's own, or the machine's: without this package they fail, too."""
-    unsteady: dict[str, Outcome]
-    """Failures that are gone when the tests are run by themselves."""
-    different: dict[str, Outcome]
-    """Failures that only come with this package."""
+    own: dict[str, Outcome]  # Numba's, or the machine's: without this package they fail, too
+    unsteady: dict[str, Outcome]  # gone when the tests are run by themselves
+    different: dict[str, Outcome]  # only with this package
 
     def counts(self) -> str:
         found = [each.outcome for each in self.outcomes.values()]
@@ -93,9 +87,8 @@ def _run_once(asked: dict, outcomes: dict[str, Outcome], limit: float) -> tuple[
         command = [sys.executable, "-X", "faulthandler", HERE / "worker.py", request, results]
         with output.open("wb") as file:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-            process = subprocess.Popen(
-                command, **pipes, start_new_session=True, cwd=folder, env={**os.environ, "PYTHONPATH": path}
-            )
+            environment = {**os.environ, "PYTHONPATH": path}
+            process = subprocess.Popen(command, **pipes, start_new_session=True, cwd=folder, env=environment)
         at, read, seen_at = ("", "its beginning"), 0, time.monotonic()
         try:
             while True:
@@ -141,12 +134,8 @@ def compare(names: list[str], *, share: int = 1, limit: float = 300) -> Comparis
 def listed(path: Path = HERE / "differences.txt") -> dict[str, str]:
     """The tests that are known to be different, and why: a reason's lines, and behind it the tests, indented."""
     reasons: dict[str, str] = {}
-    reason: list[str] = []
-    has_tests = False
-    for line in path.read_text().splitlines():
-        if line.startswith(" "):
-            reasons[line.strip()] = " ".join(reason)
-            has_tests = True
-        elif line.strip() and not line.startswith("#"):
-            reason, has_tests = [*([] if has_tests else reason), line.strip()], False
+    for block in path.read_text().split("\n\n"):
+        lines = [line for line in block.splitlines() if not line.startswith("#")]
+        reason = " ".join(line for line in lines if not line.startswith(" "))
+        reasons.update((line.strip(), reason) for line in lines if line.startswith(" "))
     return reasons
