@@ -145,9 +145,10 @@ def test_another_process_elsewhere_compiles_nothing(copied):
     for path in (copied / "carrier").rglob("*"):
         path.chmod(0o555)
     assert called(copied, PYTHONDONTWRITEBYTECODE="1") == (RESULTS, [])
-    told = run_python("import carrier.kernels as k; k.doubled(4); k.doubled.inspect_types()", NUMBA_CPU_NAME="generic",
-                      PYTHONPATH=f"{copied}:{environment_of()['PYTHONPATH']}").stdout  # fmt: skip
-    assert "came with its package, without this text" in told
+    code = "import carrier.kernels as k; k.doubled(4); k.doubled.inspect_types(); k.code_cache.shipped > 0 and print('too')"
+    code = code.replace("; ", "; from fastexchange.ground import cfunction; k.code_cache = cfunction.code_cache; ", 1)
+    told = run_python(code, NUMBA_CPU_NAME="generic", PYTHONPATH=f"{copied}:{environment_of()['PYTHONPATH']}").stdout
+    assert "came with its package, without this text" in told and told.endswith("too\n")
     assert called(copied, "change") == (RESULTS.replace("0., 4., 8.", " 0.,  6., 12."), ["scaled"])
 
 

@@ -214,6 +214,16 @@ def test_what_a_kernel_changes_is_restored(function, make, said):
         assert not said or any(said in sentence for sentence in sentences)
 
 
+def test_equal_numbers_of_a_list_are_no_change():
+    """A kernel that writes to a list leaves new objects in it, also for the numbers that it has not changed."""
+    numbers = [1.5, float("nan"), 2]
+    seen = Snapshot({"x": numbers})
+    numbers[:] = [float("1.5"), float("nan"), 2]
+    assert seen.changed() == []
+    numbers[2] = 3
+    assert seen.changed() == ["x"]
+
+
 def test_each_run_begins_with_the_values_as_they_were(monkeypatch):
     add = Snapshot._add
     monkeypatch.setattr(Snapshot, "_add", lambda self, name, value: name == "seen" or add(self, name, value))

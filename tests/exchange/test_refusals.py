@@ -173,7 +173,7 @@ make = functools.partial
 REFUSALS = {
     "arrays that DLPack has no words for": ({**ODD_ARRAYS, **TEXT}, BY_TABLE, BufferError, "export|dtype|stride|order|DLPack"),
     "such arrays by calls": (ODD_ARRAYS, NO_CONVERT, BufferError, ""),
-    "nameless arrays to frameworks": (NAMELESS, BY_DLPACK, BufferError, ""),
+    "nameless arrays to frameworks": (NAMELESS, BY_DLPACK, BufferError, "DLPack has no name for an array's dtype"),
     "readonly arrays are not lent": (
         named(readonly, np.broadcast_to(1.0, (3, 4))), {"borrow": BY_TABLE["borrow"]}, BufferError, "readonly"),
     "readonly memory in a legacy capsule": (READONLY, {"to_dlpack": to_dlpack}, BufferError, "readonly"),
