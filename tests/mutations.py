@@ -1,13 +1,15 @@
 """How many faults the tests catch: ``python tests/mutations.py`` changes random lines of the package, one at a time.
 
-For each change it runs tests, in a copy of the checkout, until one fails: those that run the line, as a first run of all tests
-has written down (``--covered FILE``: kept there, or read from there). No test of Python's sees a line that Numba compiles: then
-the tests of the folders in `FIRST` are run. Prints two lines a change; at the end, how many were caught. ``--seed`` says which
-lines, so that two versions of the tests are compared over the same changes. Needs pytest-cov. It takes hours.
+For each change it runs tests, in a copy of the checkout, until one fails: at most `MOST_TESTS` of those that run the line, as a
+first run of all tests has written down (``--covered FILE``: kept there, or read from there). No test of Python's sees a line that
+Numba compiles: then the tests of the folders in `FIRST` are run. Prints two lines a change, and the sums at the end. ``--seed``
+says which lines, so that two versions of the tests are compared over the same changes. Needs pytest-cov, and an environment in
+which the package is not installed. It takes hours.
 """
 
 import argparse
 import ast
+import collections
 import concurrent.futures
 import copy
 import os
@@ -127,8 +129,11 @@ def tests_of(covered: Path, name: str, line: int) -> list[str]:
     return found[:MOST_TESTS]
 
 
-def is_caught(checkout: Path, covered: Path, name: str, line: int, new: str, seconds: int) -> str:
-    """How the tests end with a change: "" if all pass."""
+CAUGHT, MISSED, UNDECIDED = "caught", "NOT CAUGHT", "undecided"
+
+
+def is_caught(checkout: Path, covered: Path, name: str, line: int, new: str, seconds: int) -> tuple[str, str]:
+    """Whether a test fails with a change: CAUGHT and which, MISSED, or UNDECIDED if the tests have not ended in time."""
     path = checkout / name
     source = path.read_text()
     lines = source.splitlines()
@@ -139,24 +144,24 @@ def is_caught(checkout: Path, covered: Path, name: str, line: int, new: str, sec
         done = run_tests(checkout, "-x", "-n0", *tests, seconds=seconds)
         if done.returncode not in (0, 5):
             said = [text for text in done.stdout.splitlines() if text.startswith(("FAILED", "ERROR"))]
-            return said[0] if said else f"exit code {done.returncode}"
+            return CAUGHT, said[0] if said else f"exit code {done.returncode}"
     except subprocess.TimeoutExpired:
-        return f"stuck for {seconds} s"
+        return UNDECIDED, f"not ended after {seconds} s"
     finally:
         path.write_text(source)
-    return ""
+    return MISSED, ""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out N changes, which have been tried")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--covered", type=Path, metavar="FILE", help="which tests run which lines")
     parser.add_argument("--seconds", type=int, default=1800, help="for the tests with one change")
     given = parser.parse_args()
     free: queue.Queue[Path] = queue.Queue()
-    caught = 0
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
         for i in range(given.jobs):
             shutil.copytree(ROOT, Path(folder, str(i)), ignore=shutil.ignore_patterns(".git", ".venv*"))
@@ -169,14 +174,14 @@ def main() -> None:
         def try_one(place: tuple[str, int, str, str]) -> str:
             name, line, old, new = place
             checkout, began = free.get(), time.monotonic()
-            why = is_caught(checkout, covered, name, line, new, given.seconds)
+            end, why = is_caught(checkout, covered, name, line, new, given.seconds)
             free.put(checkout)
-            end = f"{why or 'NOT CAUGHT'} ({time.monotonic() - began:.0f} s)"
-            print(f"{name}:{line}: {old.strip()}  ->  {new.strip()}\n    {end}", flush=True)
-            return why
+            took = f"({time.monotonic() - began:.0f} s)"
+            print(f"{name}:{line}: {old.strip()}  ->  {new.strip()}\n   ", end, why, took, flush=True)
+            return end
 
-        caught = sum(map(bool, pool.map(try_one, chosen(given.count, given.seed))))
-    print(f"{caught} of {given.count} changes were caught")
+        ends = collections.Counter(pool.map(try_one, chosen(given.count, given.seed)[given.first :]))
+    print(", ".join(f"{ends[end]} {end}" for end in (CAUGHT, MISSED, UNDECIDED)))
 
 
 if __name__ == "__main__":
