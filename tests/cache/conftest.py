@@ -6,6 +6,14 @@ from pathlib import Path
 import pytest
 from native_copies import built_once
 
+from fastexchange.ground.disk_cache import CacheFolder
+
+
+@pytest.fixture
+def folder(tmp_path) -> CacheFolder:
+    """Where entries are kept."""
+    return CacheFolder(tmp_path / "cache")
+
 
 @pytest.fixture(scope="session")
 def with_native_code(tmp_path_factory) -> Path:

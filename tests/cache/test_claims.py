@@ -25,11 +25,6 @@ from fastexchange.ground.numba_internals import global_compiler_lock
 pytestmark = needs_fork
 
 
-@pytest.fixture
-def folder(tmp_path) -> CacheFolder:
-    return CacheFolder(tmp_path / "cache")
-
-
 @contextlib.contextmanager
 def holder(folder: CacheFolder):
     """Another process that holds the claim, until it gets the order to save the entry, to give up or to die."""

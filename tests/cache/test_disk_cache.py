@@ -35,11 +35,6 @@ VALUE = {"code": b"machine code" * 20, "symbol": "walk"}
 
 
 @pytest.fixture
-def folder(tmp_path) -> CacheFolder:
-    return CacheFolder(tmp_path / "cache")
-
-
-@pytest.fixture
 def entry(folder) -> Path:
     """The file of an entry with the key "key", whose value is :data:`VALUE`."""
     assert folder.save("name", "key", VALUE)
