@@ -543,8 +543,8 @@ def test_what_numba_registers_itself():
     before = digest(1)
     assert numba.njit(lambda: new().zork)() == 40
 
-    assert numba.experimental.jitclass([("x", numba.types.int64)])(type("Made", (), {"__init__": lambda self: None}))
-    assert digest(1) == before
+    made = numba.experimental.jitclass([("x", numba.types.int64)])(type("Made", (), {"__init__": lambda self: None}))
+    assert isinstance(made, type) and digest(1) == before
 
 
 def test_names_in_bytecode_are_those_that_dis_finds():
