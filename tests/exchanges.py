@@ -128,9 +128,12 @@ def managed_in(capsule):
     return ffi.cast(kind, _pointer(capsule, name))
 
 
-def taken_from(capsule, used=ctypes.c_char_p(b"used_dltensor_versioned")):  # noqa: B008  (a capsule keeps a pointer to its name)
+_USED = ctypes.c_char_p(b"used_dltensor_versioned")  # a capsule keeps a pointer to its name
+
+
+def taken_from(capsule):
     managed = managed_in(capsule)
-    ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), used)
+    ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), _USED)
     return managed
 
 

@@ -268,7 +268,7 @@ def _common(cases: list, seen: dict) -> str:
             is_code = index == 0 and value != "bfloat16"
             named.append("readonly" if value is True else np.dtype(value).name if is_code else str(value))
         cases = [case for case in cases if case[index] not in mine]
-    return ", ".join(named + ["some others"] * bool(cases or not named))
+    return ", ".join(named if named and not cases else [*named, "some others"])
 
 
 def table() -> str:

@@ -257,7 +257,9 @@ def test_a_failure_at_any_one_look(cls, bad):
     """One look fails: the call in which it fell ends so, or is right; every other call is right."""
     act = raising(bad) if bad else hostile.returning(-1)
     for failing in (1, 2, 3, 4):  # the first makes the cache entry
-        once = lambda x, out, at=failing: (act if x.looks == at else hostile.honest)(x, out)  # noqa: E731
+        def once(tensor, out, failing=failing):
+            return (act if tensor.looks == failing else hostile.honest)(tensor, out)
+
         kernel, tensor = new_kernel(counted_size), cls(view=once, export=once)
         wrong = [end for end in [end_of(kernel, 1.0, tensor) for _ in range(8)] if end != 4]
         assert len(wrong) <= 1, (failing, wrong)

@@ -108,14 +108,19 @@ def derived(name, tensor):
     return hostile_type(name) if isinstance(tensor, Hostile) else type(name, (Gives,), {})
 
 
+def recompile_the_kernel(tensor, kernel):
+    if not hasattr(tensor, "has_recompiled"):
+        tensor.has_recompiled = True
+        kernel.recompile()
+
+
 CHANGES = {
     "deletes its attributes": delete_its_attributes,
     "replaces its table": lambda tensor, kernel: setattr(type(tensor), ATTRIBUTE, Tabled.__dlpack_c_exchange_api__),
     "spoils its table": lambda tensor, kernel: setattr(type(tensor), ATTRIBUTE, 3),
     "changes its class": lambda tensor, kernel: setattr(tensor, "__class__", derived("Changed", tensor)),
     "rebases its class": lambda tensor, kernel: setattr(type(tensor), "__bases__", (derived("Base", tensor),)),
-    "recompiles the kernel, once": lambda tensor, kernel: (
-        None if hasattr(tensor, "done") else setattr(tensor, "done", kernel.recompile())),
+    "recompiles the kernel": recompile_the_kernel,
 }
 
 
