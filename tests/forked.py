@@ -58,7 +58,8 @@ for _line in iter(_sys.stdin.readline, ""):
     _status = _os.waitstatus_to_exitcode(_os.waitpid(_child, 0)[1])
     _said = (_os.pread(_file.fileno(), 1_000_000, 0).decode(errors="replace") for _file in _files)
     print(_json.dumps((_status, *_said)), flush=True)
-    [_file.close() for _file in _files]
+    for _file in _files:
+        _file.close()
 
 if _line:
     try:

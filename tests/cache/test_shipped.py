@@ -99,7 +99,8 @@ KERNELS = """
             z[i] = x[i] * y[i]
 
     x = np.arange(4.0)
-    [add(x, 1.0) for _ in range(4)]
+    for _ in range(4):
+        add(x, 1.0)
     assert x.tolist() == [4, 5, 6, 7], x
     assert both(x, x).tolist() == [8, 10, 12, 14] and into(x, x).tolist() == [16, 25, 36, 49]
     add.bind(x, 1.0)()
@@ -113,7 +114,8 @@ TORCH_TOO = """
         pass
     else:
         t = torch.arange(3.0)
-        [into(t, t, t) for _ in range(4)]
+        for _ in range(4):
+            into(t, t, t)
         assert t.tolist() == [0, 1, 2**16] and isinstance(both(t, t), torch.Tensor)
         assert fastexchange.convert(t, np.ndarray)[1] == fastexchange.from_dlpack(t)[1] == 1
     print(cfunction.code_cache.shipped > 10, cfunction.shipped_code().why_not or "used", cfunction.shipped_code().is_proved)
@@ -274,7 +276,8 @@ ANOTHER_USER = """
     from fastexchange.ground import cfunction
     cfunction.ROOT, cfunction.user_cache = cfunction.Path("/dev/null"), lambda: None
     if sys.argv[1] == "can read":
-        [fast_args(lambda x: x[0])(np.ones(3)) for _ in range(2)]
+        for _ in range(2):
+            fast_args(lambda x: x[0])(np.ones(3))
     list(probe._disk_cache()), cfunction.code_cache.why_not_kept  # have read what another user may not be able to
     cfunction.code_cache.__dict__.pop("folders", None)
     os.setgroups([]), os.setgid(65534), os.setuid(65534)

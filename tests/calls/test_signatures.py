@@ -239,7 +239,8 @@ def kernel_for_each_dtype(make, times: int):
     """A kernel that has had so many calls in a row with each of the values, and the values."""
     kernel, values = new_kernel(shape_and_sum), [make(np.ones((2,) * n, t)) for t in ("f4", "f8", "i4") for n in (1, 2, 3)]
     for value in values * times:
-        [kernel(value, 1) for _ in range(3)]
+        for _ in range(3):
+            kernel(value, 1)
     return kernel, values
 
 

@@ -385,4 +385,5 @@ def test_deleters_called_where_the_gil_is_not_held(kind):
         lists.append(container)
     at_once(*(lambda container=container: sums.append(drop_all(container)) for container in lists))
     assert sums == [435.0] * 4
-    [ledger.check(ledger.made) for ledger in ledgers]
+    for ledger in ledgers:
+        ledger.check(ledger.made)
