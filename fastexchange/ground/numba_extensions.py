@@ -31,7 +31,7 @@ _BOXING = "_boxers", "_unboxers", "_reflectors"
 _boxing: Any = [imported("numba.core.pythonapi", name) for name in _BOXING]
 _LOWERED = "functions", "getattrs", "setattrs", "casts", "constants"
 _TYPED = "functions", "attributes", "globals"
-_METHODS = "numba.core.typing.templates"
+_METHODS, _WRAPPED = "numba.core.typing.templates", "numba.core.imputils"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _WRAPPERS: dict[type, tuple[str, ...]] = {
@@ -80,11 +80,14 @@ def _is_of_a_compilation(item: Any) -> bool:
     """Whether Numba itself has registered it, when it compiled a call: it follows from what was registered by others before.
 
     Else a key would be another after the compilation, and nothing kept. What an intrinsic returns is filed under itself; what
-    calls an overloaded method of a type is Numba's own function.
+    calls an overloaded method of a type is Numba's own function, and what reads an overloaded attribute is one in a wrapper.
     """
     if type(item) is not tuple or type(item[0]) is not FunctionType:
         return False
-    return item[0] is item[1] or item[0].__module__ == _METHODS
+    function = item[0]
+    if function.__module__ == _WRAPPED:
+        function = next((cell.cell_contents for cell in function.__closure__ or ()), function)
+    return item[0] is item[1] or getattr(function, "__module__", None) == _METHODS
 
 
 def _new_of_list(items: list) -> list:

@@ -547,6 +547,11 @@ def test_what_numba_registers_itself():
     assert isinstance(made, type) and digest(1) == before
 
 
+@pytest.mark.slow
+def test_what_numba_registers_when_it_first_compiles():
+    run_python("from test_dependencies import *; test_what_numba_registers_itself()")
+
+
 def test_names_in_bytecode_are_those_that_dis_finds():
     """Python is asked by ``dis``, in eight times the time, only where it numbers names as none did so far: CPython 3.15."""
     of_python = [compile(Path(module.__file__).read_text("utf-8"), "", "exec") for module in (dis, enum, functools, inspect)]
