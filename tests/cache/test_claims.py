@@ -104,7 +104,7 @@ def test_a_holder_that_is_killed(folder, order_first, monkeypatch):
     assert left(folder) == []
 
 
-def test_what_could_not_be_kept_is_made_by_all_at_once(folder):
+def test_what_could_not_be_kept_is_made_by_all_at_once(folder, monkeypatch):
     """Those who wait do not queue for a claim that helps nobody."""
     with holder(folder) as order:
         handle = os.open(left(folder)[0], os.O_RDWR)
@@ -113,7 +113,16 @@ def test_what_could_not_be_kept_is_made_by_all_at_once(folder):
             time.sleep(0.01)
         assert os.fstat(handle).st_size
         os.close(handle)
-    with holder(folder) as order, soon(lambda: order("give up")):
+    is_locked = disk_cache._is_locked
+    with holder(folder) as order:
+
+        def tried(handle) -> bool:
+            monkeypatch.undo()
+            is_own = is_locked(handle)
+            order("give up")  # after the first try, of one who now waits
+            return is_own
+
+        monkeypatch.setattr(disk_cache, "_is_locked", tried)
         assert folder._claimed("name", "key", waits=30.0) is None, "it has queued"
     claim_of(folder).release(True)
     assert left(folder) == []
