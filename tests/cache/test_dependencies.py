@@ -543,8 +543,12 @@ def test_what_numba_registers_itself():
     before = digest(1)
     assert numba.njit(lambda: new().zork)() == 40
 
-    made = numba.experimental.jitclass([("x", numba.types.int64)])(type("Made", (), {"__init__": lambda self: None}))
-    assert isinstance(made, type) and digest(1) == before
+    @numba.experimental.jitclass([("x", numba.types.int64)])
+    class Made:
+        def __init__(self):
+            pass
+
+    assert isinstance(Made, type) and digest(1) == before
 
 
 @pytest.mark.slow
