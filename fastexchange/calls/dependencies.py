@@ -370,7 +370,7 @@ def _steps_by_dis(code: python_types.CodeType) -> Iterator[tuple[str, str]]:
 
 
 def _steps_here(code: python_types.CodeType, shifted: tuple[str, ...], in_one: bool) -> Iterator[tuple[str, str]]:
-    """The same, in an eighth of the time: `dis` makes an object of each instruction, with its line and its labels.
+    """The same, without an object of each instruction, with its line and its labels, which `dis` makes.
 
     `shifted`: the operations whose argument is twice the name's number. `in_one`: whether cells are numbered after the other
     variables, and those of parameters as parameters. Source: Include/opcode.h, and Objects/codeobject.c.

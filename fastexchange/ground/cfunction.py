@@ -300,7 +300,7 @@ class Library(list):
     """C functions whose code lies together, compiled or loaded at once: if not said otherwise, those of a module.
 
     LLVM puts each library on pages of its own: functions of a call that all begin a page would displace each other in the
-    processor's cache. And to load one takes as long as to load ten functions.
+    processor's cache. And what loading takes is a matter of libraries, not of functions.
     """
 
     def __init__(self, *modules: str):
@@ -399,6 +399,14 @@ class CFunction:
         return unit
 
 
+def _library_of(python_function) -> Library:
+    """That of the function's module; one of its own for a function that comes when that has been loaded, or may."""
+    if "<locals>" in python_function.__qualname__:
+        return Library()
+    of_module = python_function.__globals__.setdefault("_functions_together", Library())
+    return of_module if not any(each._address for each in of_module) else Library()
+
+
 def cfunction(result, *arguments, together: Library | None = None, constants: tuple = ()):
     """Decorator: a C function with this signature (Numba types), compiled on first use and cached on disk.
 
@@ -408,10 +416,7 @@ def cfunction(result, *arguments, together: Library | None = None, constants: tu
     """
 
     def decorated(python_function):
-        library = together
-        if library is None:
-            is_made_later = "<locals>" in python_function.__qualname__
-            library = Library() if is_made_later else python_function.__globals__.setdefault("_functions_together", Library())
+        library = _library_of(python_function) if together is None else together
         return CFunction(python_function, result, arguments, library, constants)
 
     return decorated

@@ -328,7 +328,7 @@ def _environment(module: str, constants: list, name: str) -> Any:
     """The table of Python objects of a function that is linked in, by its variable's name. `module`: where the function is.
 
     Its globals are for code in object mode, which Numba's own functions are not, so their module is not imported: those for
-    arrays bring strings, hashes and random numbers with them, a sixth of the time of a hundred kernels' first calls.
+    arrays bring strings, hashes and random numbers with them (``perf/shipped_kernels.py`` shows what that costs).
     """
     made = _Environment._memo.get(name)
     if made is None:

@@ -557,7 +557,7 @@ def test_what_numba_registers_when_it_first_compiles():
 
 
 def test_names_in_bytecode_are_those_that_dis_finds():
-    """Python is asked by ``dis``, in eight times the time, only where it numbers names as none did so far: CPython 3.15."""
+    """Python is asked by ``dis``, which takes longer, only where it numbers names as none did so far: CPython 3.15."""
     of_python = [compile(Path(module.__file__).read_text("utf-8"), "", "exec") for module in (dis, enum, functools, inspect)]
     parts = [part for code in of_python for part in _parts_of(code)]
     assert len(parts) > 200 and [[*_steps(part)] for part in parts] == [[*_steps_by_dis(part)] for part in parts]

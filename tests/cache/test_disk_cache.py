@@ -336,6 +336,19 @@ def test_functions_of_a_library_are_in_one_order_whatever_is_imported_first():
     assert keys("abc") == keys("cab") and len({*keys("abc")}) == 4
 
 
+def test_a_function_that_comes_after_its_modules_library_has_one_of_its_own():
+    """Those that are loaded keep their addresses."""
+    module = {"types": types, "cfunction": cfunction.cfunction, "__name__": "its_module"}
+    define = "@cfunction(types.intp, types.intp)\ndef {0}(x):\n    return x + {1}"
+    exec("\n".join([define.format("one", 1), define.format("two", 2)]), module)
+    before = [module[name].address for name in ("one", "two")]
+    exec(define.format("three", 3), module)
+    together = [[each.__name__ for each in module[name]._together] for name in ("one", "two", "three")]
+    assert together == [["one", "two"], ["one", "two"], ["three"]]
+    called = [ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(module[name].address)(4) for name in ("one", "two", "three")]
+    assert called == [5, 6, 7] and [module[name].address for name in ("one", "two")] == before
+
+
 # ---- what is in it, and how it is made ------------------------------------------------------------------------------
 UNPICKLED: list[str] = []
 
