@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from exchanges import borrowed, end_of, ends_of, exported, managed_in, ml_dtypes, needs_ml_dtypes, together
 from forked import needs_fork
+from interpreter import run_python
 from oracle import type_and_message
 
 from fastexchange import fast_args, from_dlpack, to_dlpack
@@ -394,3 +395,16 @@ ends = ends_of(PRELUDE, SCENES)
 @pytest.mark.parametrize("scene", SCENES)
 def test_in_an_interpreter_of_its_own(scene, ends):
     ends[scene].check()
+
+
+@needs_ml_dtypes
+def test_what_ml_dtypes_has_is_taken_before_anybody_looks():
+    done = run_python("""
+        import ml_dtypes, numpy as np
+        from fastexchange import register_dlpack_dtype
+        try:
+            register_dlpack_dtype((4, 16), np.dtype("V2"))
+        except ValueError as error:
+            print(error)
+    """)
+    assert "is imported as dtype(bfloat16) already" in done.stdout
