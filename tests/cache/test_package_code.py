@@ -222,9 +222,9 @@ def test_older_processors_load_what_they_have_the_features_for(copied, with_nati
         return said_by(started(copied, "-c", CALLS + LEVELS_OPENED, under=("qemu-x86_64-static", "-cpu", cpu), PYTHONPATH=paths))
 
     assert emulated("Haswell") == (RESULTS, [], ["x86-64-v3"])
-    assert emulated("Nehalem") == (RESULTS, [], ["x86-64-v2"])
+    assert emulated("SandyBridge") == (RESULTS, [], ["x86-64-v2"])
     (copied / "carrier" / "_kernels" / name_of_file("x86-64-v2")).unlink()
-    results, compiled, levels = emulated("Nehalem")
+    results, compiled, levels = emulated("SandyBridge")
     assert results == RESULTS and set(compiled) == {"scaled", "rooted", "doubled"} and levels == []
 
 
