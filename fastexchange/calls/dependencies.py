@@ -9,7 +9,6 @@ value that cannot be described has no digest.
 
 import builtins
 import contextlib
-import dis
 import enum
 import functools
 import hashlib
@@ -20,7 +19,7 @@ import struct
 import sys
 import types as python_types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +37,7 @@ from ..ground.numba_internals import (
     pipeline_of,
     registered_for,
 )
+from .names_in_code import names_in, parts_of
 
 __all__ = ["NotDescribable", "closure_of", "dependencies", "has_current_code", "meaning_of", "note_loaded"]
 
@@ -213,7 +213,7 @@ class _Describer:
         described: list = [self.describe(code, f"a constant of {name}")]
         described += [self.describe(each, f"a default of {name}") for each in (function.__defaults__, function.__kwdefaults__)]
         if not self._is_local:
-            for inner in list(_parts_of(code))[1:]:  # of a function that is overloaded: one of its implementations
+            for inner in list(parts_of(code))[1:]:  # of a function that is overloaded: one of its implementations
                 if _globals_of.get(inner, found := _digest_of_globals(inner, function.__globals__)) != found:
                     raise Changed(f"an implementation of {name} has been compiled already, when its globals had other values")
         for variable, attributes in sorted(_named_by(code, name, self._is_loose)):
@@ -326,7 +326,7 @@ def _named_by(code: python_types.CodeType, function: str, with_imports: bool = F
     """
     known = _names.get(code)  # kept: a function is described again with each kernel that calls it
     if known is None:
-        known = _names[code] = _read_names(code)
+        known = _names[code] = names_in(code)
     names, imported = known
     if imported is not None and not with_imports:
         raise NotDescribable(f"{function} imports {imported!r}, which")
@@ -334,91 +334,6 @@ def _named_by(code: python_types.CodeType, function: str, with_imports: bool = F
 
 
 _names: "weakref.WeakKeyDictionary[python_types.CodeType, tuple[set, str | None]]" = weakref.WeakKeyDictionary()
-
-
-def _read_names(code: python_types.CodeType) -> tuple[set[tuple[str, tuple[str, ...]]], str | None]:
-    """The names in a function's code, and one module that it imports, or None."""
-    found, imported = set(), None
-    for part in _parts_of(code):
-        chain: list[str] = []
-        for operation, name in _steps(part):
-            if chain and operation in _ATTRIBUTES:
-                chain.append(name)
-                continue
-            if chain:
-                found.add((chain[0], tuple(chain[1:])))
-            is_name = operation in _GLOBALS or (operation in _CELLS and name in code.co_freevars)
-            chain = [name] if is_name else []
-            if operation == "IMPORT_NAME":
-                imported = imported or name
-    return found, imported
-
-
-_ATTRIBUTES = "LOAD_ATTR", "LOAD_METHOD"
-_GLOBALS = "LOAD_GLOBAL", "LOAD_NAME"
-_CELLS = "LOAD_DEREF", "LOAD_CLASSDEREF"
-_READ = {dis.opmap[name]: name for name in (*_ATTRIBUTES, *_GLOBALS, *_CELLS, "IMPORT_NAME") if name in dis.opmap}
-
-
-def _steps_by_dis(code: python_types.CodeType) -> Iterator[tuple[str, str]]:
-    """The operations of code that read names, each with its name; any other as ("", ""). `dis` decides what they are."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opcode in _READ:
-            yield instruction.opname, instruction.argval
-        elif instruction.opname != "EXTENDED_ARG":  # a part of the next: its name is the 257th, or a later one
-            yield "", ""
-
-
-def _steps_here(code: python_types.CodeType, shifted: tuple[str, ...], in_one: bool) -> Iterator[tuple[str, str]]:
-    """The same, without an object of each instruction, with its line and its labels, which `dis` makes.
-
-    `shifted`: the operations whose argument is twice the name's number. `in_one`: whether cells are numbered after the other
-    variables, and those of parameters as parameters. Source: Include/opcode.h, and Objects/codeobject.c.
-    """
-    variables = code.co_varnames if in_one else ()
-    variables = (*variables, *[each for each in code.co_cellvars if each not in variables], *code.co_freevars)
-    words, further = code.co_code, 0
-    for index in range(0, len(words), 2):
-        number, argument = words[index], words[index + 1] | further
-        if number == dis.EXTENDED_ARG:
-            further = argument << 8
-            continue
-        further = 0
-        if (name := _READ.get(number)) is not None:
-            yield name, (variables if name in _CELLS else code.co_names)[argument >> (name in shifted)]
-        elif number:  # 0: room for what the interpreter has learned
-            yield "", ""
-
-
-def _sample(y, z, x):  # the third variable, and the first cell
-    from . import views as xx
-
-    def inner():
-        return x, xz, np.linalg.norm(xx.y), xz.co_name
-
-    xz = x
-    return inner, np.linalg.norm(x), len(np.linalg.norm)
-
-
-def _parts_of(code: python_types.CodeType) -> Iterator[python_types.CodeType]:
-    """A function's code and the code of all functions inside it."""
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, python_types.CodeType):
-            yield from _parts_of(each)
-
-
-def _find_steps() -> Callable[[python_types.CodeType], Iterator[tuple[str, str]]]:
-    """The quick way for this interpreter, the one that agrees with `dis`; if there is none, `dis`."""
-    for shifted, in_one in itertools.product([("LOAD_GLOBAL", "LOAD_ATTR"), ("LOAD_GLOBAL",), ()], [True, False]):
-        with contextlib.suppress(IndexError):
-            quick = functools.partial(_steps_here, shifted=shifted, in_one=in_one)
-            if all(list(quick(part)) == list(_steps_by_dis(part)) for part in _parts_of(_sample.__code__)):
-                return quick
-    return _steps_by_dis
-
-
-_steps = _find_steps()
 
 
 # ---- extensions of Numba ---------------------------------------------------------------------------------------------

@@ -24,15 +24,8 @@ from numba.core.typeconv.rules import default_casting_rules
 from numba.extending import intrinsic, make_attribute_wrapper, models, overload, overload_attribute, register_model
 
 from fastexchange import fast_args
-from fastexchange.calls.dependencies import (
-    NotDescribable,
-    _parts_of,
-    _steps,
-    _steps_by_dis,
-    dependencies,
-    meaning_of,
-    note_loaded,
-)
+from fastexchange.calls.dependencies import NotDescribable, dependencies, meaning_of, note_loaded
+from fastexchange.calls.names_in_code import parts_of, steps, steps_by_dis
 from fastexchange.ground.numba_extensions import conversions, extensions
 from fastexchange.ground.numba_internals import is_known_file
 
@@ -559,5 +552,5 @@ def test_what_numba_registers_when_it_first_compiles():
 def test_names_in_bytecode_are_those_that_dis_finds():
     """Python is asked by ``dis``, which takes longer, only where it numbers names as none did so far: CPython 3.15."""
     of_python = [compile(Path(module.__file__).read_text("utf-8"), "", "exec") for module in (dis, enum, functools, inspect)]
-    parts = [part for code in of_python for part in _parts_of(code)]
-    assert len(parts) > 200 and [[*_steps(part)] for part in parts] == [[*_steps_by_dis(part)] for part in parts]
+    parts = [part for code in of_python for part in parts_of(code)]
+    assert len(parts) > 200 and [[*steps(part)] for part in parts] == [[*steps_by_dis(part)] for part in parts]
