@@ -89,6 +89,7 @@ CALLS = [
     (scaled := cached(lambda x, factor=2.0: x.sum() * factor), (x,), 2.0), (scaled, (Dunder(x), 1), 1.0),
     (maybe := cached(lambda x, yes: x.sum() if yes else None), (x, 1), 1.0), (maybe, (x, 0), None),
     (made := cached(lambda x: x + 1), (x,), [1.0, 2.0]), (made, (x.astype("c8"),), [1.0, 2.0]),
+    (made, (x.astype("f2"),), [1.0, 2.0]),
     (cached(lambda x: "text" * x.size), (x,), "texttext"), (cached(lambda xs: xs[0].sum()), ([x, x],), 1.0),
     (cached(lambda a, *rest: a + rest[0]), (1, 2.5), 3.5), (doubled, (x,), [0.0, 2.0]),
     (cached(lambda p: p.x.sum() + p.y, nogil=True), (Point(x, 2),), 3.0),
@@ -131,7 +132,7 @@ def test_a_second_process_compiles_neither_kernels_nor_what_calls_them(tmp_path)
         print(hits(*KERNELS), misses, entries_made, code_cache.misses - before)
         """
     found = {}
-    for what, expected in (("precompile", ["0", "12"]), ("call", ["12", "0", "0"]), ("another", ["12", "0", "0"])):
+    for what, expected in (("precompile", ["0", "13"]), ("call", ["13", "0", "0"]), ("another", ["13", "0", "0"])):
         words = words_of(tmp_path, code, what, NUMBA_CACHE_DIR=str(cache))
         assert words[: len(expected)] == expected, what
         assert what != "call" or files(cache) == found, "it wrote to the cache"

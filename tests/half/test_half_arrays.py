@@ -326,36 +326,6 @@ def test_a_view_of_other_elements_has_those():
 
 
 # ---- caches --------------------------------------------------------------------------------------------------------
-CACHED = """
-import torch
-import fastexchange.half as half
-from fastexchange import fast_args
-
-@fast_args(cache=True)
-def twice(x):
-    return 2 * half.bfloat16(x[0]), x.copy()
-
-def count(dtype):
-    x = torch.ones(3).to(dtype)
-    for _ in range(40):
-        number, copied = twice(x)
-        assert number == 2.0 and copied.dtype == dtype
-    return sum(twice.stats.cache_hits.values()), sum(twice.stats.cache_misses.values())
-"""
-
-
-def test_a_second_process_compiles_nothing(tmp_path):
-    (tmp_path / "cached_half.py").write_text(CACHED)
-    code = f"""
-        import sys
-        sys.path.insert(0, {str(tmp_path)!r})
-        import cached_half, torch
-        print(*map(cached_half.count, (torch.bfloat16, torch.float8_e4m3fn)))
-    """
-    said = [fork_python(code, NUMBA_CACHE_DIR=str(tmp_path / "cache")).stdout for _ in range(2)]
-    assert said == ["(0, 1) (0, 2)\n", "(1, 0) (2, 0)\n"]
-
-
 def test_a_cached_kernel_is_compiled_anew_when_a_conversion_changes(tmp_path, monkeypatch):
     """Its code has the conversions in it."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))

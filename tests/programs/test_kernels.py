@@ -177,12 +177,6 @@ def test_outputs_are_made(framework, row):
             np.testing.assert_array_equal(np.asarray(result), np.asarray(output))
 
 
-def test_one_of_two_outputs_is_given():
-    indices = np.empty((5, 2), np.int64)
-    distances, same = nearest(SMALL, SMALL[:3].copy(), 2, indices=indices)
-    assert same is indices and distances.shape == (5, 2) and distances.dtype == F32
-
-
 @needs_torch
 def test_they_are_of_the_framework_that_the_data_come_from():
     """Not of that which the coefficients, the offsets or the indices come from."""
@@ -496,11 +490,6 @@ def test_refused_before_anything_is_written(row):
 def test_an_output_that_is_made_is_refused_as_one_that_is_given():
     with pytest.raises(ValueError, match=r"^out: its dtype must be floating"):
         softmax(np.ones((2, 3), np.int32))
-
-
-def test_empty_lists_are_refused():
-    with pytest.raises(ValueError, match="empty list"):
-        adamw_step(*adamw(params=[], grads=[], exp_avgs=[], exp_avg_sqs=[]))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
