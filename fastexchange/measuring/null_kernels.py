@@ -46,7 +46,7 @@ def null_kernel(kernel: FastKernel, body: str = "pass", declares_outputs: bool =
 
     `declares_outputs`: whether to declare the outputs of `kernel`, if any.
     """
-    options = kernel._kernel_options._replace(cuda=None, launch=None)
+    options = _options_of_calls(kernel)
     if not declares_outputs:
         options = options._replace(out=None)
     elif kernel._pattern is not None:  # an output that is passed to no function is refused, as never written to
@@ -93,7 +93,7 @@ def empty_kernel(kernel: FastKernel, given: tuple[str, ...]) -> FastKernel:
 
     Kernels are cached by types, because Numba never frees compiled code.
     """
-    options = kernel._kernel_options._replace(returns=None, out=None, cuda=None, launch=None)
+    options = _options_of_calls(kernel)._replace(returns=None, out=None)
     return _empty_kernel(given, options, *_way_of(kernel))
 
 
@@ -105,6 +105,11 @@ def _empty_kernel(given: tuple[str, ...], options: KernelOptions, nogil: bool, n
 def function_of(count: int):
     """Make a function of Python with so many parameters that does nothing."""
     return _function("kernel", ", ".join(f"a{i}" for i in range(count)), "pass", {})
+
+
+def _options_of_calls(kernel: FastKernel) -> KernelOptions:
+    """The options of a kernel without those that say what it is besides calls on the CPU: on a GPU, as an operator, in gradients."""
+    return kernel._kernel_options._replace(cuda=None, launch=None, mutates=None, backward=None)
 
 
 def _way_of(kernel: FastKernel) -> tuple[bool, bool]:

@@ -53,6 +53,11 @@ def repeated(x, k, y):
         y[i] = x[0]
 
 
+@fast_args(out="x[n] -> y[n]", backward=lambda grad_y: 2 * grad_y)
+def doubled(x, y):
+    y[:] = 2 * x
+
+
 @fast_args
 def sleep(us):
     usleep(us)
@@ -100,6 +105,8 @@ CALLS = {  # a kernel, its arguments, keywords, their paths, and what the result
     "what only Numba takes": (nothing, (ONES, ONLY_NUMBA), {}, "numba numba", None),
     "a petabyte, which is copied once": (nothing, (np.broadcast_to(np.zeros(1), (1 << 50,)),), {}, "ndarray", None),
     "no arguments": (nothing, (), {}, "", None),
+    "declared writes": (fast_args(mutates="out")(shift.py_func), (ONES, ONES * 0), {}, "ndarray ndarray", None),
+    "a backward pass": (doubled, (ONES,), {}, "ndarray", "numpy.ndarray"),
     "arrays": (fast_args(lambda x: (x.copy(), x)), (ONES,), {}, "ndarray", "tuple"),
     "a number": (take, (ONES, ONES), {}, "ndarray ndarray", "int"),
     "parameters named as modules": (fast_args(lambda np, numpy: np.copy()), (ONES, 1), {}, "ndarray scalar", "numpy.ndarray"),
