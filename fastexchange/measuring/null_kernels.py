@@ -108,7 +108,7 @@ def function_of(count: int):
 
 
 def _options_of_calls(kernel: FastKernel) -> KernelOptions:
-    """The options of a kernel without those that say what it is besides calls on the CPU: on a GPU, as an operator, in gradients."""
+    """The options of a kernel without what concerns other calls than those on the CPU: on a GPU, of operators, of gradients."""
     return kernel._kernel_options._replace(cuda=None, launch=None, mutates=None, backward=None)
 
 
