@@ -66,7 +66,10 @@ def total(x):
 
 
 def type_of(view):
-    """The Numba type that a kernel has to see: ``numba.typeof``'s, which takes every array for aligned, corrected."""
+    """The Numba type that a kernel has to see: ``numba.typeof``'s, which takes every array for aligned, corrected.
+
+    A kernel that Numba's own dispatcher calls sees that of ``numba.typeof``.
+    """
     found = numba.typeof(view)
     return found if view.flags.aligned else types.Array(found.dtype, found.ndim, found.layout, not found.mutable, aligned=False)
 
@@ -319,13 +322,14 @@ PRODUCERS = {
 looks, looks_unlocked, adds = fast_args(look), fast_args(look, nogil=True), fast_args(total)
 looks_inside = fast_args(lambda pair: (type_number(pair[0]), report(pair[0])))
 looks_beside = fast_args(lambda text, x: (type_number(x), report(x)))
+BY_NUMBA = "kernel, beside what only Numba reads"
 CONSUMERS = {
     "kernel": looks,
     "cached call": looks,
     "keyword": lambda tensor: looks(x=tensor),
     "kernel without the GIL": looks_unlocked,
     "kernel, in a tuple": lambda tensor: looks_inside((tensor, 1)),
-    "kernel, beside what only Numba reads": lambda tensor: looks_beside(ONLY_NUMBA, tensor),
+    BY_NUMBA: lambda tensor: looks_beside(ONLY_NUMBA, tensor),
     "from_dlpack": from_dlpack,
     "from_dlpack, by Python": lambda tensor: from_dlpack(tensor, copy=None),
 }
@@ -362,7 +366,7 @@ def try_tensor(case: tuple[Tensor, str, str]) -> str:
         assert want is not None, f"accepted: {got!r}" if is_kernel else f"accepted: {got.__array_interface__}"
         outcome = "accepted"
         if is_kernel:
-            assert TYPES[got[0]] == type_of(want)
+            assert TYPES[got[0]] == (numba.typeof if consumer == BY_NUMBA else type_of)(want)
             shape, strides, data, *rest = got[1]
             assert rest == [want.size, want.itemsize, want.ndim]
         else:
