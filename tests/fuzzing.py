@@ -218,11 +218,12 @@ class Tensor:
 
 def array_at(dtype: np.dtype, shape, strides, address: int, readonly: bool) -> np.ndarray:
     """NumPy's array of any memory, of which nothing is read. Strides in elements; where they mean nothing, 0."""
+    address = address or 64  # NULL, of an array without elements, not every NumPy takes
     steps = [stride * dtype.itemsize if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True)]
     typestr = dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}"
     described = {"version": 3, "typestr": typestr, "shape": tuple(shape), "strides": tuple(steps), "data": (address, readonly)}
     array = np.asarray(type("Described", (), {"__array_interface__": described})()).view(dtype)
-    array.flags.writeable = array.flags.writeable and not readonly  # NULL becomes memory of NumPy's
+    array.flags.writeable = array.flags.writeable and not readonly
     return array
 
 

@@ -47,6 +47,12 @@ def is_held(thing) -> bool:
     return False
 
 
+class SaysType:
+    """It says that it is a type. CPython 3.10's ``list[int]`` says so, too."""
+
+    __class__ = property(lambda self: type)
+
+
 class Ledger:
     """Which managed tensors are out, and how many came back."""
 

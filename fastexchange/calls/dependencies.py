@@ -37,6 +37,7 @@ from ..ground.numba_internals import (
     pipeline_of,
     registered_for,
 )
+from ..ground.safe_repr import is_type
 from .names_in_code import names_in, parts_of
 
 __all__ = ["NotDescribable", "closure_of", "dependencies", "has_current_code", "meaning_of", "note_loaded"]
@@ -157,7 +158,7 @@ class _Describer:
                 return "type", repr(value), repr(value.key), meaning
         elif isinstance(value, enum.Enum):
             return self._class(kind, name), value.name
-        elif isinstance(value, type):
+        elif is_type(value):
             return self._class(value, name)
         elif not isinstance(value, python_types.ModuleType) and _is_known(value):
             return "named", *_named(value)

@@ -14,7 +14,7 @@ from ..dispatch.runtime import runtime
 from ..exchange.errors import argument, expression
 from ..ground.numba_internals import type_of_argument
 from ..ground.passing import reraise_passing
-from ..ground.safe_repr import type_name
+from ..ground.safe_repr import is_type, type_name
 
 __all__ = ["UnknownType", "has_numba_type", "is_tensor_by_itself", "let_numba_take", "require_numba_type"]
 
@@ -22,7 +22,7 @@ __all__ = ["UnknownType", "has_numba_type", "is_tensor_by_itself", "let_numba_ta
 def require_numba_type(kernel, position: int, value) -> None:
     """Raise TypeError for an object without a Numba type."""
     cls = type(value)
-    is_known = id(cls) in _typed_by_numba and not isinstance(value, type)  # Numba has types for some classes only
+    is_known = id(cls) in _typed_by_numba and not is_type(value)  # Numba has types for some classes only
     if is_known or has_numba_type(value):
         if not is_known:
             forget = functools.partial(_forget_type, id(cls))
@@ -78,7 +78,7 @@ class UnknownType(TypingError, TypeError):
 
 def _is_method_of(kernel, value) -> bool:
     """Whether the kernel is a method, possibly under another decorator, of `value` or of its class."""
-    found = [vars(base).get(kernel.__name__) for base in (value if isinstance(value, type) else type(value)).__mro__]
+    found = [vars(base).get(kernel.__name__) for base in (value if is_type(value) else type(value)).__mro__]
     found += [each.fget for each in found if isinstance(each, property)]
     found += [each.func for each in found if isinstance(each, functools.cached_property)]
     found += [each.__func__ for each in found if isinstance(each, classmethod)]
@@ -86,7 +86,7 @@ def _is_method_of(kernel, value) -> bool:
 
 
 def _owner(value) -> str:
-    return f"its class {type_name(value)}" if isinstance(value, type) else f"an object of its class {type_name(type(value))}"
+    return f"its class {type_name(value)}" if is_type(value) else f"an object of its class {type_name(type(value))}"
 
 
 def _forget_type(address: int, _reference) -> None:

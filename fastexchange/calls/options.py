@@ -18,7 +18,7 @@ from ..ground.numba_internals import names_of_target_options
 from ..ground.once import cached_property
 from ..ground.parameters import Parameters
 from ..ground.passing import reraise_passing
-from ..ground.safe_repr import shown
+from ..ground.safe_repr import is_type, shown
 from ..ground.shape_notation import pattern_of
 from .backward import check_shapes, steps_of
 
@@ -42,7 +42,7 @@ class KernelOptions(NamedTuple):
         """What users have given. Raises TypeError or ValueError. :class:`OptionsOf` checks what is about parameters."""
         if not isinstance(grad, str) or grad not in ("refuse", "allow"):
             raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {shown(grad)}")
-        if returns is not None and not isinstance(returns, (str, type)):
+        if returns is not None and not isinstance(returns, str) and not is_type(returns):
             raise TypeError(f"fast_args(): returns is a type of tensors, the name of a parameter or None, not {shown(returns)}")
         if not isinstance(storage, bool):
             raise TypeError(f"fast_args(): storage is True or False, not {shown(storage)}")

@@ -80,9 +80,9 @@ def _parameters(function) -> str:
 
 
 def _shown(value) -> str:
-    from ..ground.safe_repr import type_name
+    from ..ground.safe_repr import is_type, type_name
 
-    return type_name(value) if isinstance(value, type) else repr(value)
+    return type_name(value) if is_type(value) else repr(value)
 
 
 def _bound(launch) -> str:

@@ -23,7 +23,7 @@ from ..ground.dlpack import BOOL, COMPLEX, CUDA, CUDA_HOST, CUDA_MANAGED, FLOAT,
 from ..ground.dltensor import INTERFACE_STREAM, MAX_NDIM, READONLY, managed_at
 from ..ground.dtype_registry import key_of
 from ..ground.native import call_int, global_address, load, native, stack, store
-from ..ground.safe_repr import shown
+from ..ground.safe_repr import is_type, shown
 from ..producers.python_side import python_side
 from . import launch_structs
 from .targets import is_of_package
@@ -62,7 +62,7 @@ class ArrayInterface:
     @classmethod
     def of(cls, value) -> "ArrayInterface | None":
         """The interface of an array of numbers; None for any other object, such as an array of records."""
-        found = None if isinstance(value, type) else getattr(value, "__cuda_array_interface__", None)
+        found = None if is_type(value) else getattr(value, "__cuda_array_interface__", None)
         if found is None:
             return None
         if is_of_package(type(value)):

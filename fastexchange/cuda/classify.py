@@ -22,7 +22,7 @@ from ..ground.dlpack import DLDeviceType
 from ..ground.dtype_registry import key_of
 from ..ground.native import address_of
 from ..ground.parameters import with_items
-from ..ground.safe_repr import shown
+from ..ground.safe_repr import is_type, shown
 from ..interpreter import DISABLED
 from ..jax import launch_arrays
 from ..producers.framework import framework_of
@@ -214,7 +214,7 @@ def has_interface(value) -> bool:
     """Whether an argument, or an item of a tuple, is an array with ``__cuda_array_interface__`` and no DLPack protocol."""
     if issubclass(type(value), tuple):
         return any(map(has_interface, value))
-    if isinstance(value, type) or getattr(value, "__cuda_array_interface__", None) is None:
+    if is_type(value) or getattr(value, "__cuda_array_interface__", None) is None:
         return False
     learn_type(type(value), value)
     return runtime().entries.fields(type(value))["kind"] is OTHER

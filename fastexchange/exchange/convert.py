@@ -20,7 +20,7 @@ from ..dispatch.runtime import runtime
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.dlpack import CPU, VERSION
 from ..ground.native import address_of
-from ..ground.safe_repr import shown, type_name
+from ..ground.safe_repr import is_type, shown, type_name
 from ..interpreter import DISABLED
 from ..producers.framework import framework_of, framework_of_type
 from .by_python import array_by_python, converted_by_python
@@ -226,7 +226,7 @@ def convert(x, to: type, /, *, copy=None):
     """
     what = "convert()"
     _check_copy(what, copy)
-    if not isinstance(to, type):
+    if not is_type(to):
         raise TypeError(f"{what}: the second argument is the type of the result, not {shown(to)}")
     if to is object:
         raise TypeError(f"{what}: the second argument is a type of tensors, not object")

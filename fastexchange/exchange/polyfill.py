@@ -15,7 +15,7 @@ from ..arguments.ndarrays import NDARRAY
 from ..ground.cpython import CapsuleType
 from ..ground.once import for_ever, forkable_lock, once
 from ..ground.pythonapi import PyCapsule_New, PyType_Modified
-from ..ground.safe_repr import shown, type_name
+from ..ground.safe_repr import is_type, shown, type_name
 from ..interpreter import DISABLED
 from ..producers import numpy_table
 
@@ -61,7 +61,7 @@ def exchange_api(cls: type, /):
     >>> exchange_api(torch.Tensor)  # doctest: +ELLIPSIS
     <capsule object "dlpack_exchange_api" at ...>
     """
-    if not isinstance(cls, type):
+    if not is_type(cls):
         raise TypeError(f"exchange_api() takes a type of tensors, not an object of type {type_name(type(cls))}")
     notes: list[str] = []
     own = own_table(cls, notes)
@@ -125,7 +125,7 @@ def unpolyfill(cls: type, /) -> None:
     with _lock:
         if DISABLED:
             return
-        if not isinstance(cls, type) or cls not in _polyfilled:
+        if not is_type(cls) or cls not in _polyfilled:
             raise ValueError(f"{shown(cls)} is not polyfilled")
         _polyfilled.remove(cls)
         namespace = _namespace(cls)

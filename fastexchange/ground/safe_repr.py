@@ -4,7 +4,7 @@ from types import BuiltinFunctionType, FunctionType
 
 import numpy as np
 
-__all__ = ["shown", "type_name"]
+__all__ = ["is_type", "shown", "type_name"]
 
 # By `type` itself: a metaclass may override or raise.
 _own_name = vars(type)["__qualname__"].__get__
@@ -12,6 +12,14 @@ _own_module = vars(type)["__module__"].__get__
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, FunctionType, BuiltinFunctionType)
 _LONGEST = 200
+
+
+def is_type(value) -> bool:
+    """Whether it is a type, for those who read its memory. ``isinstance`` believes what an object says of its class.
+
+    A proxy of a type says that it is one, and in CPython 3.10 so does ``list[int]``.
+    """
+    return issubclass(type(value), type)
 
 
 def type_name(cls: type) -> str:
@@ -26,7 +34,7 @@ def shown(value, depth: int = 2) -> str:
     The text of a tensor would read its memory, which may be gone.
     """
     cls = type(value)
-    if issubclass(cls, type):
+    if is_type(value):
         return f"the type {type_name(value)}"
     if cls is int and value.bit_length() > 128:
         return f"an int of {value.bit_length()} bits"

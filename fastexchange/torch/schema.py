@@ -20,7 +20,7 @@ import numpy as np
 from ..calls.options import declaring
 from ..ground.dlpack_types import DLDataType
 from ..ground.omitted import OMITTED
-from ..ground.safe_repr import shown
+from ..ground.safe_repr import is_type, shown
 from ..ground.shape_notation import Pattern, extents_of, shape_of
 from .odd_tensors import has_tangent
 from .traced import mark_constant
@@ -145,7 +145,7 @@ def _type_of(hint: Any, where: str) -> tuple[str, bool]:
 
 def _is_tensor(cls: Any) -> bool:
     cls = typing.get_origin(cls) or cls  # numpy.typing.NDArray[…]
-    return isinstance(cls, type) and (issubclass(cls, np.ndarray) or hasattr(cls, "__dlpack__"))
+    return is_type(cls) and (issubclass(cls, np.ndarray) or hasattr(cls, "__dlpack__"))
 
 
 def _checked_default(default: Any, kind: str, is_optional: bool, where: str) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from frameworks import FRAMEWORKS, NUMPY_DTYPES, needs_torch, torch, tvm_ffi
 from hostile_producers import _do, _native, setting
 from interoperability import Wrapper, jax, ml_dtypes, pyarrow
-from made_producers import ONLY_NUMBA, Dunder, Ledger, Tabled, ffi, tabled_type
+from made_producers import ONLY_NUMBA, Dunder, Ledger, SaysType, Tabled, ffi, tabled_type
 from numba import types
 from oracle import blocks_in_use, is_same, numbas, references_kept, type_and_message
 from raising import check_raises
@@ -219,7 +219,7 @@ def test_returns():
 
 SUBCLASSES = (np.matrix, np.ma.MaskedArray, *([torch.nn.Parameter] if torch is not None else []))
 NO_RETURNS = [
-    ((3, [np.ndarray], np.zeros(1)), TypeError, "returns is a type of tensors, the name of a parameter or None"),
+    ((3, [np.ndarray], np.zeros(1), list[int], SaysType()), TypeError, "returns is a type of tensors, the name of a parameter"),
     ((int, object, str, memoryview, Dunder), TypeError, "returns is a type of tensors that can be made"),
     (SUBCLASSES, TypeError, r"its framework makes a (numpy.ndarray|torch.Tensor); pass that type"),
     (("y", "rest", ""), ValueError, r"names no parameter of .*<lambda>\(x, \*rest\)"),

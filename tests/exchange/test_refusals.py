@@ -21,8 +21,8 @@ from exchanges import (  # isort: skip
 from hostile_producers import CONTENTS, EXPORTED, RETURNS, Gives, raising
 
 from made_producers import (  # isort: skip
-    Dunder, Ledger, Legacy, Tabled, address_of, capsule, exchange_table, export_versioned, is_held, object_at, tabled_type,
-    tabled_type_with_methods,
+    Dunder, Ledger, Legacy, SaysType, Tabled, address_of, capsule, exchange_table, export_versioned, is_held, object_at,
+    tabled_type, tabled_type_with_methods,
 )
 from oracle import references_kept, type_and_message
 
@@ -125,7 +125,7 @@ NO_TABLE = (
 NO_TYPE = (
     int, float, bool, str, list, tuple, dict, type, type(None), bytes, bytearray, memoryview, np.generic, np.float64, np.dtype,
     Exception, Ledger, type(np), DLDevice, 3, "numpy.ndarray", None, (np.ndarray,), np.dtype("f4"), np, len, np.zeros(2),
-    list[int], np.ndarray | None,
+    list[int], np.ndarray | None, SaysType(),
 )  # fmt: skip
 NO_TENSOR = (3, 1.5, None, "abc", [1.0], (1,), {}, object(), int, np.dtype("f4"), len, np.ndarray,
              np.ma.array([1.0, 2.0], mask=[False, True]))  # fmt: skip
@@ -212,7 +212,8 @@ REFUSALS = {
         {name: Gives(give) for name, give in RETURNS.items()}, CONVERSIONS, (BufferError, ValueError), "__dlpack__"),
     **{f"{cls.__name__}, which has no table": ({"": cls}, TABLE_OF, TypeError, cls.__name__) for cls in NO_TABLE},
     "what is no type to have a table": (
-        named(3, None, "ndarray", np.arange(3), Tabled(np.ones(2)), list[int], np.dtype("f8")), TABLE_OF, TypeError, ""),
+        named(3, None, "ndarray", np.arange(3), Tabled(np.ones(2)), list[int], SaysType(), np.dtype("f8")), TABLE_OF, TypeError,
+        "takes a type of tensors, not an object of type"),
     "what cannot be polyfilled": (named(*OTHERS), {"polyfill": polyfill}, (TypeError, ValueError), ""),
     "what is not polyfilled": (named(*OTHERS), {"unpolyfill": unpolyfill}, ValueError, "not polyfilled"),
     "types with an older attribute": (named(*map(older_type, NO_OLDER)), TABLE_OF, TypeError, ""),
