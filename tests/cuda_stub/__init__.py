@@ -81,7 +81,6 @@ class Stub:
     """The loaded stub: what it recorded, and how it behaves."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self._global = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
         self._lib = _ffi().dlopen(str(path))
         self._launches: list[Launch] = []
@@ -255,7 +254,6 @@ class TorchOnStub:
 
     def __init__(self, path: Path) -> None:
         self._lib = ctypes.CDLL(str(path))
-        self._lib.stub_torch_stream.restype = ctypes.c_ssize_t
 
     def set_devices(self, count: int) -> None:
         import torch
@@ -266,9 +264,6 @@ class TorchOnStub:
     def set_stream(self, device: int, stream: int) -> None:
         """Set the current stream of a device, a ``CUstream``."""
         self._lib.stub_torch_set_stream(device, ctypes.c_ssize_t(stream))
-
-    def stream(self, device: int) -> int:
-        return self._lib.stub_torch_stream(device)
 
     def device(self) -> int:
         """The current device."""

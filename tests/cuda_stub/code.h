@@ -18,7 +18,6 @@ static void reset(Context *context)
 {
     empty(context);
     context->active = 0;
-    context->id = next_id++;
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(void **context, CUdevice device)
@@ -50,7 +49,7 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
     LEAVE(SUCCESS);
 }
 
-static CUresult create_context(void **handle, unsigned flags, CUdevice device)
+static CUresult create_context(void **handle, CUdevice device)
 {
     if (!handle)
         return INVALID_VALUE;
@@ -60,8 +59,6 @@ static CUresult create_context(void **handle, unsigned flags, CUdevice device)
         return INVALID_VALUE;
     Context *context = NEW(CONTEXT, Context, NULL);
     context->device = device;
-    context->flags = flags;
-    context->id = next_id++;
     *handle = stack[depth++] = context;
     return SUCCESS;
 }
@@ -69,14 +66,15 @@ static CUresult create_context(void **handle, unsigned flags, CUdevice device)
 EXPORT CUresult cuCtxCreate_v2(void **context, unsigned flags, CUdevice device)
 {
     ENTER;
-    LEAVE(create_context(context, flags, device));
+    (void)flags;
+    LEAVE(create_context(context, device));
 }
 
 EXPORT CUresult cuCtxCreate_v4(void **context, const void *parameters, unsigned flags, CUdevice device)
 {
     ENTER;
-    (void)parameters;
-    LEAVE(create_context(context, flags, device));
+    (void)parameters, (void)flags;
+    LEAVE(create_context(context, device));
 }
 
 EXPORT CUresult cuCtxDestroy_v2(void *handle)
@@ -145,7 +143,7 @@ EXPORT CUresult cuCtxSynchronize(void)
     ENTER_CONTEXT;
     (void)context;
     TRY(not_capturing());
-    note(__func__, NULL, NULL);
+    note(__func__, NULL);
     LEAVE(SUCCESS);
 }
 
@@ -252,7 +250,6 @@ static CUresult load(Library **result, const void *code)
         return code ? INVALID_IMAGE : INVALID_VALUE;
     Library *library = NEW(LIBRARY, Library, NULL);
     library->image = must(malloc(size));
-    library->image_size = size;
     memcpy(library->image, code, size);
     const Elf64_Ehdr *header = (const void *)library->image;
     const Elf64_Shdr *sections = (const void *)(library->image + header->e_shoff);
@@ -283,7 +280,6 @@ static CUresult load(Library **result, const void *code)
         kernel->max_threads = 1024;
         *last = kernel;
         last = &kernel->next;
-        library->kernel_count++;
     }
     for (unsigned i = 0; i < header->e_shnum; i++) {
         const char *name = names + sections[i].sh_name, *rest;
@@ -328,7 +324,6 @@ static Handle *function_in(Kernel *kernel, Context *context)
             return function;
     Handle *function = NEW(FUNCTION, Handle, context);
     function->kernel = kernel;
-    function->module = module_in(kernel->library, context);
     function->next = kernel->functions;
     return kernel->functions = function;
 }
@@ -438,25 +433,17 @@ EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *size, void *h
     LEAVE(get_global(pointer, size, module->library, name, module->object.context));
 }
 
-static CUresult load_module(void **result, const void *code, Context *context)
-{
-    if (!result)
-        return INVALID_VALUE;
-    Library *library;
-    CUresult code_of = load(&library, code);
-    if (code_of)
-        return code_of;
-    Module *module = module_in(library, context);
-    module->owner = 1;
-    *result = module;
-    return SUCCESS;
-}
-
 EXPORT CUresult cuModuleLoadData(void **result, const void *code)
 {
     ENTER_CONTEXT;
     TRY(not_capturing());
-    LEAVE(load_module(result, code, context));
+    CHECK(result, INVALID_VALUE);
+    Library *library;
+    TRY(load(&library, code));
+    Module *module = module_in(library, context);
+    module->owner = 1;
+    *result = module;
+    LEAVE(SUCCESS);
 }
 
 EXPORT CUresult cuModuleUnload(void *handle)
@@ -499,42 +486,28 @@ EXPORT CUresult cuKernelGetFunction(void **result, void *handle)
     LEAVE(SUCCESS);
 }
 
-static CUresult parameter_info(void *handle, size_t index, size_t *offset, size_t *size)
+EXPORT CUresult cuFuncGetParamInfo(void *handle, size_t index, size_t *offset, size_t *size)
 {
+    ENTER;
     Handle *function;
     Kernel *kernel = kernel_of(handle, &function);
-    if (!kernel)
-        return INVALID_HANDLE;
-    if (!offset || index >= kernel->parameter_count)
-        return INVALID_VALUE;
+    CHECK(kernel, INVALID_HANDLE);
+    CHECK(offset && index < kernel->parameter_count, INVALID_VALUE);
     *offset = kernel->parameters[index].offset;
     if (size)
         *size = kernel->parameters[index].size;
-    return SUCCESS;
+    LEAVE(SUCCESS);
 }
 
-EXPORT CUresult cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size)
+EXPORT CUresult cuFuncGetParamCount(void *handle, size_t *count)
 {
     ENTER;
-    LEAVE(parameter_info(function, index, offset, size));
-}
-
-static CUresult parameter_count(void *handle, size_t *count)
-{
     Handle *function;
     Kernel *kernel = kernel_of(handle, &function);
-    if (!kernel)
-        return INVALID_HANDLE;
-    if (!count)
-        return INVALID_VALUE;
+    CHECK(kernel, INVALID_HANDLE);
+    CHECK(count, INVALID_VALUE);
     *count = kernel->parameter_count;
-    return SUCCESS;
-}
-
-EXPORT CUresult cuFuncGetParamCount(void *function, size_t *count)
-{
-    ENTER;
-    LEAVE(parameter_count(function, count));
+    LEAVE(SUCCESS);
 }
 
 static int value_of(const Kernel *kernel, const Handle *function, int device, int attribute)
@@ -612,46 +585,32 @@ static int active_blocks(const Kernel *kernel, unsigned long long threads, unsig
     return (int)(blocks < per_registers ? blocks : per_registers);
 }
 
-static CUresult occupancy(int *blocks, void *handle, int threads, size_t shared)
-{
-    Handle *function;
-    Kernel *kernel = kernel_of(handle, &function);
-    if (!kernel)
-        return INVALID_HANDLE;
-    if (!blocks || threads < 1)
-        return INVALID_VALUE;
-    *blocks = threads > kernel->max_threads ? 0 : active_blocks(kernel, (unsigned)threads, shared);
-    return SUCCESS;
-}
-
-EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared)
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *handle, int threads, size_t shared)
 {
     ENTER_CONTEXT;
     (void)context;
-    LEAVE(occupancy(blocks, function, threads, shared));
-}
-
-static CUresult best_block(int *grid, int *block, void *handle, int limit)
-{
     Handle *function;
     Kernel *kernel = kernel_of(handle, &function);
-    if (!kernel)
-        return INVALID_HANDLE;
-    if (!grid || !block)
-        return INVALID_VALUE;
+    CHECK(kernel, INVALID_HANDLE);
+    CHECK(blocks && threads >= 1, INVALID_VALUE);
+    *blocks = threads > kernel->max_threads ? 0 : active_blocks(kernel, (unsigned)threads, shared);
+    LEAVE(SUCCESS);
+}
+
+EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *handle, size_t (*shared_of)(int),
+                                                 size_t shared, int limit)
+{
+    ENTER_CONTEXT;
+    (void)context, (void)shared_of, (void)shared;
+    Handle *function;
+    Kernel *kernel = kernel_of(handle, &function);
+    CHECK(kernel, INVALID_HANDLE);
+    CHECK(grid && block, INVALID_VALUE);
     *grid = occupancy_grid;
     *block = occupancy_block;
     if (*block > kernel->max_threads)
         *block = kernel->max_threads;
     if (limit > 0 && *block > limit)
         *block = limit;
-    return SUCCESS;
-}
-
-EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *function, size_t (*shared_of)(int),
-                                                 size_t shared, int limit)
-{
-    ENTER_CONTEXT;
-    (void)context, (void)shared_of, (void)shared;
-    LEAVE(best_block(grid, block, function, limit));
+    LEAVE(SUCCESS);
 }

@@ -60,8 +60,7 @@ static CUresult check_size(const Kernel *kernel, const Handle *function, const L
         } \
     } while (0)
 
-static CUresult launch(const char *api, void *handle, const LaunchConfig *config, int cooperative, void **values,
-                       void **extra)
+static CUresult launch(const char *api, void *handle, const LaunchConfig *config, void **values, void **extra)
 {
     CUresult result = enter(api, 0);
     if (result)
@@ -78,7 +77,7 @@ static CUresult launch(const char *api, void *handle, const LaunchConfig *config
     CHECK(target.context == context, INVALID_HANDLE);
     stub_launch made = {
         .api = api, .function = handle, .name = kernel->name, .context = context, .device = context->device,
-        .shared = config->shared, .stream = config->stream, .cooperative = cooperative, .graph = target.graph,
+        .shared = config->shared, .stream = config->stream, .graph = target.graph,
         .parameter_count = kernel->parameter_count, .size = kernel->size, .parameters = kernel->parameters,
         .thread = thread_id(),
     };
@@ -104,7 +103,7 @@ static CUresult launch(const char *api, void *handle, const LaunchConfig *config
     stub_launch *kept = must(malloc(sizeof made));
     *kept = made;
     APPEND(launches, kept);
-    note(api, &target, config->stream)->launch = launches.count - 1;
+    note(api, config->stream)->launch = launches.count - 1;
     pthread_mutex_unlock(&lock);
     return SUCCESS;
 }
@@ -115,16 +114,7 @@ EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y,
 {
     COUNT_IF_FAST;
     const LaunchConfig config = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, NULL, 0};
-    return launch(__func__, function, &config, 0, values, extra);
-}
-
-EXPORT CUresult cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                                          unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-                                          void *stream, void **values)
-{
-    COUNT_IF_FAST;
-    const LaunchConfig config = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, NULL, 0};
-    return launch(__func__, function, &config, 1, values, NULL);
+    return launch(__func__, function, &config, values, extra);
 }
 
 EXPORT CUresult cuLaunchKernelEx(const LaunchConfig *config, void *function, void **values, void **extra)
@@ -132,7 +122,7 @@ EXPORT CUresult cuLaunchKernelEx(const LaunchConfig *config, void *function, voi
     COUNT_IF_FAST;
     if (!config)
         return INVALID_VALUE;
-    return launch(__func__, function, config, 0, values, extra);
+    return launch(__func__, function, config, values, extra);
 }
 
 /* Streams and events: all work is done at once, so that nothing is ever waited for. */
@@ -144,7 +134,6 @@ EXPORT CUresult cuStreamCreate(void **result, unsigned flags)
     CHECK(result && flags <= 1, INVALID_VALUE);
     Stream *stream = NEW(STREAM, Stream, current());
     stream->flags = flags;
-    stream->id = next_id++;
     stream->next = streams;
     *result = streams = stream;
     LEAVE(SUCCESS);
@@ -170,7 +159,7 @@ EXPORT CUresult cuStreamSynchronize(void *stream)
         target.graph->invalid = 1;
         LEAVE(CAPTURE_UNSUPPORTED);
     }
-    note(__func__, &target, stream);
+    note(__func__, stream);
     LEAVE(SUCCESS);
 }
 
@@ -191,47 +180,37 @@ EXPORT CUresult cuStreamGetCtx(void *stream, void **context)
     LEAVE(SUCCESS);
 }
 
-static int capture_status(const Graph *graph) { return !graph ? 0 : graph->invalid ? 2 : 1; }
-
 EXPORT CUresult cuStreamIsCapturing(void *stream, int *status)
 {
     ENTER;
     Target target;
     TRY(look_at_stream(stream, &target));
     CHECK(status, INVALID_VALUE);
-    *status = capture_status(target.graph);
+    *status = !target.graph ? 0 : target.graph->invalid ? 2 : 1;
     LEAVE(SUCCESS);
 }
 
+/* A capture has one stream, and is of the mode CU_STREAM_CAPTURE_MODE_GLOBAL. */
 EXPORT CUresult cuStreamBeginCapture_v2(void *handle, int mode)
 {
     ENTER;
     CHECK((uintptr_t)handle > 2, CAPTURE_UNSUPPORTED); /* not of the default streams */
     Stream *stream = find(handle, STREAM);
     CHECK(stream, INVALID_HANDLE);
-    CHECK(mode >= 0 && mode <= 2, INVALID_VALUE);
+    CHECK(!mode, NOT_SUPPORTED);
     CHECK(!stream->graph, ILLEGAL_STATE);
-    Graph *graph = NEW(GRAPH, Graph, NULL);
-    graph->mode = mode;
-    graph->id = next_id++;
-    graph->thread = thread_id();
-    graph->origin = stream;
-    stream->graph = graph;
+    stream->graph = NEW(GRAPH, Graph, NULL);
     LEAVE(SUCCESS);
 }
 
 EXPORT CUresult cuStreamEndCapture(void *handle, void **result)
 {
     ENTER;
-    Stream *origin = find(handle, STREAM);
-    CHECK(origin, INVALID_HANDLE);
-    Graph *graph = origin->graph;
+    Stream *stream = find(handle, STREAM);
+    CHECK(stream, INVALID_HANDLE);
+    Graph *graph = stream->graph;
     CHECK(graph, ILLEGAL_STATE);
-    CHECK(graph->origin == origin, CAPTURE_UNMATCHED);
-    for (Stream *stream = streams; stream; stream = stream->next)
-        if (stream->graph == graph)
-            stream->graph = NULL;
-    graph->origin = NULL;
+    stream->graph = NULL;
     if (result)
         *result = graph->invalid ? NULL : graph;
     if (graph->invalid)
@@ -243,59 +222,39 @@ EXPORT CUresult cuEventCreate(void **event, unsigned flags)
 {
     ENTER_CONTEXT;
     CHECK(event && flags <= 7, INVALID_VALUE);
-    Event *made = NEW(EVENT, Event, context);
-    made->flags = flags;
-    *event = made;
+    *event = NEW(EVENT, Object, context);
     LEAVE(SUCCESS);
 }
 
 EXPORT CUresult cuEventDestroy_v2(void *handle)
 {
     ENTER;
-    Event *event = find(handle, EVENT);
+    Object *event = find(handle, EVENT);
     CHECK(event, INVALID_HANDLE);
-    event->object.alive = 0;
+    event->alive = 0;
     LEAVE(SUCCESS);
 }
 
-static CUresult record(const char *api, void *handle, void *stream)
-{
-    Event *event = find(handle, EVENT);
-    if (!event)
-        return INVALID_HANDLE;
-    Target target;
-    CUresult result = to_stream(stream, &target);
-    if (result)
-        return result;
-    if (target.context != event->object.context)
-        return INVALID_HANDLE;
-    event->recorded = 1;
-    event->time = entries.count;
-    event->graph = target.graph;
-    note(api, &target, stream)->event = handle;
-    return SUCCESS;
-}
-
-EXPORT CUresult cuEventRecord(void *event, void *stream)
+EXPORT CUresult cuEventRecord(void *handle, void *stream)
 {
     ENTER;
-    LEAVE(record("cuEventRecord", event, stream));
+    Object *event = find(handle, EVENT);
+    CHECK(event, INVALID_HANDLE);
+    Target target;
+    TRY(to_stream(stream, &target));
+    CHECK(target.context == event->context, INVALID_HANDLE);
+    note(__func__, stream)->event = handle;
+    LEAVE(SUCCESS);
 }
 
 EXPORT CUresult cuStreamWaitEvent(void *stream, void *handle, unsigned flags)
 {
     ENTER;
-    Event *event = find(handle, EVENT);
-    CHECK(event, INVALID_HANDLE);
+    CHECK(find(handle, EVENT), INVALID_HANDLE);
     CHECK(flags <= 1, INVALID_VALUE);
     Target target;
     TRY(to_stream(stream, &target));
-    if (event->graph && event->graph->origin) { /* the stream joins the capture */
-        CHECK(target.stream, CAPTURE_IMPLICIT);
-        CHECK(!target.graph || target.graph == event->graph, CAPTURE_MERGE);
-        target.stream->graph = target.graph = event->graph;
-    }
-    note(__func__, &target, stream)->event = handle;
+    note(__func__, stream)->event = handle;
     LEAVE(SUCCESS);
 }
 

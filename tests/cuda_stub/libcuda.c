@@ -28,8 +28,7 @@ enum {
     INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, ILLEGAL_STATE = 401,
     NOT_FOUND = 500, OUT_OF_RESOURCES = 701,
     CONTEXT_IS_DESTROYED = 709, COOPERATIVE_TOO_LARGE = 720,
-    NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
-    CAPTURE_UNMATCHED = 903, CAPTURE_IMPLICIT = 906,
+    NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_IMPLICIT = 906,
 };
 
 enum {
@@ -68,7 +67,7 @@ static const struct Entry { const char *name; int version; Function function; } 
     F(cuModuleGetFunction), F(cuKernelGetFunction), F(cuFuncGetParamInfo),
     V(cuFuncGetParamCount, 13020, cuFuncGetParamCount), F(cuKernelGetAttribute), F(cuFuncGetAttribute),
     F(cuFuncSetAttribute), F(cuOccupancyMaxActiveBlocksPerMultiprocessor), F(cuOccupancyMaxPotentialBlockSize),
-    F(cuLaunchKernel), F(cuLaunchKernelEx), F(cuLaunchCooperativeKernel), F(cuStreamCreate),
+    F(cuLaunchKernel), F(cuLaunchKernelEx), F(cuStreamCreate),
     V(cuStreamDestroy, 0, cuStreamDestroy_v2), F(cuStreamSynchronize), F(cuStreamGetCtx), F(cuStreamIsCapturing),
     V(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2), F(cuStreamEndCapture), F(cuEventCreate),
     V(cuEventDestroy, 0, cuEventDestroy_v2), F(cuEventRecord), F(cuStreamWaitEvent),

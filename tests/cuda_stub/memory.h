@@ -114,11 +114,6 @@ static CUresult allocate(CUdeviceptr *pointer, unsigned long long size, Allocati
     keep(allocation);
     if (allocation.type == DEVICE)
         used[allocation.device] += size;
-    if (allocation.pool) {
-        allocation.pool->used += size;
-        if (allocation.pool->used > allocation.pool->high)
-            allocation.pool->high = allocation.pool->used;
-    }
     *pointer = allocation.base;
     return SUCCESS;
 }
@@ -127,8 +122,6 @@ static void forget(Allocation *allocation)
 {
     if (allocation->type == DEVICE)
         used[allocation->device] -= allocation->size;
-    if (allocation->pool)
-        allocation->pool->used -= allocation->size;
     free((void *)(uintptr_t)allocation->base);
     long place = allocation - allocations.items;
     memmove(allocation, allocation + 1, (size_t)(--allocations.count - place) * sizeof *allocation);
@@ -157,7 +150,7 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned fl
     TRY(not_capturing());
     CHECK(flags == 1 || flags == 2, INVALID_VALUE);
     LEAVE(allocate(pointer, size, (Allocation){
-        .type = DEVICE, .device = context->device, .context = context, .managed = 1, .flags = flags}));
+        .type = DEVICE, .device = context->device, .context = context, .managed = 1}));
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) /* in any context, or none */
@@ -166,18 +159,18 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) /* in any context, or none */
     TRY(not_capturing());
     CHECK(pointer, SUCCESS);
     TRY(release(pointer, DEVICE));
-    note("cuMemFree", NULL, NULL)->destination = pointer;
+    note("cuMemFree", NULL);
     LEAVE(SUCCESS);
 }
 
 EXPORT CUresult cuMemHostAlloc(void **memory, size_t size, unsigned flags)
 {
     ENTER_CONTEXT;
+    (void)flags;
     TRY(not_capturing());
     CHECK(memory, INVALID_VALUE);
     CUdeviceptr pointer;
-    TRY(allocate(&pointer, size, (Allocation){
-        .type = HOST, .device = context->device, .context = context, .flags = flags}));
+    TRY(allocate(&pointer, size, (Allocation){.type = HOST, .device = context->device, .context = context}));
     *memory = (void *)(uintptr_t)pointer;
     LEAVE(SUCCESS);
 }
@@ -209,22 +202,20 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
     LEAVE(SUCCESS);
 }
 
-/* Answers one CU_POINTER_ATTRIBUTE_*; for memory that the driver does not know, what cuPointerGetAttributes answers. */
-static CUresult pointer_attribute(void *data, int attribute, const Allocation *allocation, CUdeviceptr pointer)
+EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer) /* a CU_POINTER_ATTRIBUTE_* */
 {
+    ENTER_CONTEXT;
+    (void)context;
+    Allocation *allocation = allocation_of(pointer);
     static const unsigned char sizes[] = {0, 8, 4, 8, 8, 16, 1, 8, 1, 4, 1, 8, 8, 1, 8, 1, 4, 8, 8, 8, 8, 1};
-    if (attribute < 1 || attribute >= (int)sizeof sizes)
-        return INVALID_VALUE;
+    CHECK(data && allocation && attribute >= 1 && attribute < (int)sizeof sizes, INVALID_VALUE);
     unsigned long long value = 0;
-    if (!allocation) {
-        value = attribute == 9 ? (unsigned)-2 : 0;
-    } else switch (attribute) {
+    switch (attribute) {
         case 1: value = (uintptr_t)(allocation->pool ? NULL : allocation->context); break;
         case 2: value = (unsigned)allocation->type; break;
         case 3: value = pointer; break;
         case 4:
-            if (allocation->type == DEVICE && !allocation->managed)
-                return INVALID_VALUE;
+            CHECK(allocation->type == HOST || allocation->managed, INVALID_VALUE);
             value = pointer;
             break;
         case 7: value = allocation->id; break;
@@ -242,16 +233,7 @@ static CUresult pointer_attribute(void *data, int attribute, const Allocation *a
     }
     memset(data, 0, sizes[attribute]);
     memcpy(data, &value, sizes[attribute] < 8 ? sizes[attribute] : 8); /* little-endian */
-    return SUCCESS;
-}
-
-EXPORT CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer)
-{
-    ENTER_CONTEXT;
-    (void)context;
-    Allocation *allocation = allocation_of(pointer);
-    CHECK(data && allocation, INVALID_VALUE);
-    LEAVE(pointer_attribute(data, attribute, allocation, pointer));
+    LEAVE(SUCCESS);
 }
 
 enum { ANY, TO = 1, FROM = 2 }; /* which ends must be the driver's memory */
@@ -274,10 +256,7 @@ static CUresult copy(const char *api, CUdeviceptr to, CUdeviceptr from, size_t s
         return INVALID_VALUE;
     if (size)
         memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);
-    stub_entry *entry = note(api, &target, stream);
-    entry->destination = to;
-    entry->source = from;
-    entry->size = size;
+    note(api, stream);
     return SUCCESS;
 }
 
@@ -299,66 +278,31 @@ EXPORT CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size)
     LEAVE(copy("cuMemcpyDtoH", (uintptr_t)to, from, size, FROM, 0, NULL));
 }
 
-static CUresult fill(const char *api, CUdeviceptr to, const void *value, size_t width, size_t count, int async,
-                     void *stream)
-{
-    Target target;
-    CUresult result = to_stream(stream, &target);
-    if (!result && !async)
-        result = not_capturing();
-    if (result)
-        return result;
-    if (count && (to % width || !reachable(to, width * count)))
-        return INVALID_VALUE;
-    for (size_t i = 0; i < count; i++)
-        memcpy((char *)(uintptr_t)to + i * width, value, width);
-    stub_entry *entry = note(api, &target, stream);
-    entry->destination = to;
-    entry->size = width * count;
-    return SUCCESS;
-}
-
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, void *stream)
 {
     ENTER;
-    LEAVE(fill("cuMemsetD8Async", to, &value, 1, count, 1, stream));
+    Target target;
+    TRY(to_stream(stream, &target));
+    CHECK(!count || reachable(to, count), INVALID_VALUE);
+    if (count)
+        memset((void *)(uintptr_t)to, value, count);
+    note(__func__, stream);
+    LEAVE(SUCCESS);
 }
 
 /* Memory pools */
 
-typedef struct { int type, id; } Location;
-typedef struct {
-    int allocation, handles;
-    Location location;
-    void *security;
-    size_t most;
-    unsigned char rest[56];
-} PoolProperties;
-typedef struct { Location location; int flags; } Access;
-
-static CUresult pool_allocate(const char *api, CUdeviceptr *pointer, size_t size, Pool *pool, void *stream)
-{
-    Target target;
-    CUresult result = to_stream(stream, &target);
-    if (result)
-        return result;
-    if (!pool)
-        pool = current_pools[target.context->device];
-    result = allocate(pointer, size, (Allocation){
-        .type = DEVICE, .device = pool->device, .context = target.context, .pool = pool});
-    if (result)
-        return result;
-    stub_entry *entry = note(api, &target, stream);
-    entry->destination = *pointer;
-    entry->size = size;
-    return SUCCESS;
-}
-
-EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, void *pool, void *stream)
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t size, void *handle, void *stream)
 {
     ENTER;
-    CHECK(find(pool, POOL), INVALID_VALUE);
-    LEAVE(pool_allocate("cuMemAllocFromPoolAsync", pointer, size, pool, stream));
+    Pool *pool = find(handle, POOL);
+    CHECK(pool, INVALID_VALUE);
+    Target target;
+    TRY(to_stream(stream, &target));
+    TRY(allocate(pointer, size, (Allocation){
+        .type = DEVICE, .device = pool->device, .context = target.context, .pool = pool}));
+    note(__func__, stream);
+    LEAVE(SUCCESS);
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, void *stream)
@@ -367,26 +311,17 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, void *stream)
     Target target;
     TRY(to_stream(stream, &target));
     TRY(release(pointer, DEVICE));
-    note("cuMemFreeAsync", &target, stream)->destination = pointer;
+    note(__func__, stream);
     LEAVE(SUCCESS);
 }
 
+/* Of a pool's attributes there is the release threshold alone, which cuda.core sets. */
 EXPORT CUresult cuMemPoolGetAttribute(void *handle, int attribute, void *value)
 {
     ENTER;
     Pool *pool = find(handle, POOL);
-    CHECK(pool && value, INVALID_VALUE);
-    switch (attribute) {
-        case 1: case 2: case 3: *(int *)value = (int)pool->settings[attribute]; break;
-        case 4: *(unsigned long long *)value = pool->threshold; break;
-        case 5: case 7: *(unsigned long long *)value = pool->used; break;
-        case 6: case 8: *(unsigned long long *)value = pool->high; break;
-        case 9: *(int *)value = 1; break; /* pinned */
-        case 10: *(int *)value = 0; break;
-        case 11: *(int *)value = pool->device; break;
-        case 12: *(int *)value = 1; break; /* a device */
-        default: LEAVE(INVALID_VALUE);
-    }
+    CHECK(pool && value && attribute == 4, INVALID_VALUE);
+    *(unsigned long long *)value = pool->threshold;
     LEAVE(SUCCESS);
 }
 
@@ -394,13 +329,8 @@ EXPORT CUresult cuMemPoolSetAttribute(void *handle, int attribute, const void *v
 {
     ENTER;
     Pool *pool = find(handle, POOL);
-    CHECK(pool && value, INVALID_VALUE);
-    switch (attribute) {
-        case 1: case 2: case 3: pool->settings[attribute] = *(const int *)value != 0; break;
-        case 4: pool->threshold = *(const unsigned long long *)value; break;
-        case 6: case 8: pool->high = pool->used; break;
-        default: LEAVE(INVALID_VALUE);
-    }
+    CHECK(pool && value && attribute == 4, INVALID_VALUE);
+    pool->threshold = *(const unsigned long long *)value;
     LEAVE(SUCCESS);
 }
 
@@ -409,6 +339,6 @@ EXPORT CUresult cuDeviceGetMemPool(void **pool, CUdevice device)
     ENTER;
     CHECK(valid_device(device), INVALID_DEVICE);
     CHECK(pool, INVALID_VALUE);
-    *pool = current_pools[device];
+    *pool = pools[device];
     LEAVE(SUCCESS);
 }

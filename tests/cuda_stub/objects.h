@@ -14,8 +14,6 @@ typedef struct Object {
 typedef struct Context {
     Object object;
     int device, primary, retained, active; /* a primary one is active from its first retaining to a reset */
-    unsigned flags;
-    unsigned long long id;
 } Context;
 
 typedef struct Global {
@@ -29,10 +27,8 @@ typedef struct Global {
 typedef struct Library {
     Object object;
     unsigned char *image;
-    unsigned long long image_size;
     int architecture; /* 90 */
     struct Kernel *kernels;
-    unsigned kernel_count;
     Global *globals;
     unsigned long long constant;
     struct Module *modules; /* one per context that asked for it */
@@ -62,40 +58,26 @@ typedef struct Handle { /* a CUfunction: a kernel in a context */
     Object object;
     struct Handle *next;
     Kernel *kernel;
-    Module *module;
     int values[ATTRIBUTES];
     unsigned set; /* a bit per attribute set on this handle: it goes before the kernel's */
 } Handle;
 
 typedef struct Graph {
     Object object;
-    int mode, invalid;
-    unsigned long long id;
-    long thread;
-    struct Stream *origin; /* NULL: ended */
-    unsigned nodes;
+    int invalid;
 } Graph;
 
 typedef struct Stream {
     Object object;
     struct Stream *next;
     unsigned flags;
-    unsigned long long id;
     Graph *graph; /* that captures it */
 } Stream;
-
-typedef struct Event {
-    Object object;
-    unsigned flags;
-    int recorded;
-    long time;    /* of the record, counted in log entries */
-    Graph *graph; /* that captured its record */
-} Event;
 
 typedef struct Pool {
     Object object;
     int device;
-    unsigned long long threshold, settings[4], used, high;
+    unsigned long long threshold;
 } Pool;
 
 enum { HOST = 1, DEVICE = 2 }; /* CUmemorytype */
@@ -103,7 +85,6 @@ typedef struct {
     CUdeviceptr base;
     unsigned long long size, id;
     int type, device, managed;
-    unsigned flags;
     Context *context;
     Pool *pool;
 } Allocation;
@@ -112,7 +93,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int initialized, forked, device_count = 2, driver_version = 13000;
 static int capability[MAX_DEVICES][2];
 static Context *primaries[MAX_DEVICES];
-static Pool *default_pools[MAX_DEVICES], *current_pools[MAX_DEVICES];
+static Pool *pools[MAX_DEVICES];
 static Object *buckets[BUCKETS];
 static Stream *streams;
 static unsigned long long next_id = 1, used[MAX_DEVICES];
@@ -254,7 +235,7 @@ static int valid_device(int device) { return device >= 0 && device < device_coun
 
 /* Streams: 0 and 1 are the legacy default stream, 2 the thread's; they belong to the current context. */
 
-typedef struct { Stream *stream; Context *context; Graph *graph; } Target;
+typedef struct { Context *context; Graph *graph; } Target;
 
 static CUresult to_stream(void *handle, Target *target)
 {
@@ -267,7 +248,7 @@ static CUresult to_stream(void *handle, Target *target)
         if ((uintptr_t)handle <= 1) /* the legacy stream waits for every blocking stream: not while one is captured */
             for (Stream *stream = streams; stream; stream = stream->next)
                 if (stream->object.alive && stream->object.context == target->context && stream->graph
-                    && !(stream->flags & 1) && stream->graph->mode != 2) {
+                    && !(stream->flags & 1)) {
                     stream->graph->invalid = 1;
                     return CAPTURE_IMPLICIT;
                 }
@@ -276,36 +257,25 @@ static CUresult to_stream(void *handle, Target *target)
     Stream *stream = find(handle, STREAM);
     if (!stream)
         return INVALID_HANDLE;
-    target->stream = stream;
     target->context = stream->object.context;
     target->graph = stream->graph;
     return target->graph && target->graph->invalid ? CAPTURE_INVALIDATED : SUCCESS;
 }
 
-/* Calls that may not happen while a stream is captured (unless its mode is relaxed). */
+/* Calls that may not happen while a stream is captured. */
 static CUresult not_capturing(void)
 {
-    for (Stream *stream = streams; stream; stream = stream->next) {
-        Graph *graph = stream->object.alive ? stream->graph : NULL;
-        if (!graph || graph->mode == 2 || (graph->mode == 1 && graph->thread != thread_id()))
-            continue;
-        graph->invalid = 1;
-        return CAPTURE_UNSUPPORTED;
-    }
+    for (Stream *stream = streams; stream; stream = stream->next)
+        if (stream->object.alive && stream->graph) {
+            stream->graph->invalid = 1;
+            return CAPTURE_UNSUPPORTED;
+        }
     return SUCCESS;
 }
 
-static stub_entry *note(const char *api, const Target *target, void *stream)
+static stub_entry *note(const char *api, void *stream)
 {
-    stub_entry entry = {.api = api, .launch = -1, .thread = thread_id(), .stream = stream};
-    if (target) {
-        entry.context = target->context;
-        entry.graph = target->graph;
-        if (target->graph)
-            target->graph->nodes++;
-    } else {
-        entry.context = current();
-    }
+    stub_entry entry = {.api = api, .launch = -1, .stream = stream};
     APPEND(entries, entry);
     return &entries.items[entries.count - 1];
 }
@@ -321,32 +291,9 @@ static void after_fork(void)
 
 __attribute__((constructor)) static void prepare(void)
 {
-    const char *text = getenv("CUDA_STUB_DEVICES");
-    if (text)
-        stub_set_devices(atoi(text));
-    for (int device = 0; device < MAX_DEVICES; device++) {
+    for (int device = 0; device < MAX_DEVICES; device++)
         capability[device][0] = 9;
-        capability[device][1] = 0;
-    }
-    text = getenv("CUDA_STUB_CAPABILITIES"); /* 9.0,8.0 */
-    for (int device = 0; text && *text && device < MAX_DEVICES; device++) {
-        int major, minor;
-        if (sscanf(text, "%d.%d", &major, &minor) != 2)
-            break;
-        stub_set_capability(device, major, minor);
-        text = strchr(text, ',');
-        text = text ? text + 1 : NULL;
-    }
     pthread_atfork(NULL, NULL, after_fork);
-}
-
-static Pool *new_pool(int device)
-{
-    Pool *pool = NEW(POOL, Pool, NULL);
-    pool->device = device;
-    for (int setting = 1; setting <= 3; setting++)
-        pool->settings[setting] = 1;
-    return pool;
 }
 
 EXPORT CUresult cuInit(unsigned flags)
@@ -359,8 +306,8 @@ EXPORT CUresult cuInit(unsigned flags)
         Context *context = primaries[device] = NEW(CONTEXT, Context, NULL);
         context->device = device;
         context->primary = 1;
-        context->id = next_id++;
-            default_pools[device] = current_pools[device] = new_pool(device);
+        pools[device] = NEW(POOL, Pool, NULL);
+        pools[device]->device = device;
     }
     initialized = 1;
     LEAVE(SUCCESS);
@@ -379,54 +326,24 @@ static const struct { int code; const char *name, *text; } errors[] = {
     {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
-    {4, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
-    {34, "CUDA_ERROR_STUB_LIBRARY", "the library is a stub"},
-    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "device busy or unavailable"},
     {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device"},
     {101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {200, "CUDA_ERROR_INVALID_IMAGE", "invalid kernel image"},
     {201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image for the device"},
-    {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error"},
-    {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access not supported"},
-    {218, "CUDA_ERROR_INVALID_PTX", "PTX could not be compiled"},
-    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "PTX of an unsupported version"},
-    {300, "CUDA_ERROR_INVALID_SOURCE", "invalid kernel source"},
-    {301, "CUDA_ERROR_FILE_NOT_FOUND", "file not found"},
-    {302, "CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND", "symbol of a shared object not found"},
-    {304, "CUDA_ERROR_OPERATING_SYSTEM", "call to the operating system failed"},
     {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {401, "CUDA_ERROR_ILLEGAL_STATE", "illegal state"},
     {500, "CUDA_ERROR_NOT_FOUND", "symbol not found"},
-    {600, "CUDA_ERROR_NOT_READY", "not ready"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "illegal memory access"},
     {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for a launch"},
-    {702, "CUDA_ERROR_LAUNCH_TIMEOUT", "launch timed out"},
-    {704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access already enabled"},
-    {705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "peer access not enabled"},
-    {708, "CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE", "primary context in use"},
     {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
     {710, "CUDA_ERROR_ASSERT", "device-side assert"},
-    {712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "host memory already registered"},
-    {713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "host memory not registered"},
-    {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "illegal instruction"},
-    {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {720, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", "too many blocks in a cooperative launch"},
-    {800, "CUDA_ERROR_NOT_PERMITTED", "not permitted"},
     {801, "CUDA_ERROR_NOT_SUPPORTED", "not supported"},
-    {802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not ready"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted while a stream is captured"},
     {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "capture invalidated by an earlier error"},
-    {902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "merge of two captures"},
-    {903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture not begun in this stream"},
-    {904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capture with work that was not joined"},
-    {905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency across a capture's boundary"},
     {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "implicit dependency on the legacy stream in a capture"},
-    {907, "CUDA_ERROR_CAPTURED_EVENT", "not permitted on an event last recorded in a capture"},
-    {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "capture ended by another thread"},
-    {912, "CUDA_ERROR_INVALID_CLUSTER_SIZE", "invalid cluster size"},
-    {913, "CUDA_ERROR_FUNCTION_NOT_LOADED", "function not loaded"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 

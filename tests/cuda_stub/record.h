@@ -5,7 +5,7 @@ typedef struct {
 } stub_parameter;
 
 typedef struct {
-    const char *api;            /* cuLaunchKernel, cuLaunchKernelEx or cuLaunchCooperativeKernel */
+    const char *api;            /* cuLaunchKernel or cuLaunchKernelEx */
     void *function;             /* the handle given: a CUfunction or a CUkernel */
     const char *name;           /* of the kernel */
     void *context;              /* current at the call */
@@ -24,11 +24,8 @@ typedef struct {
 
 typedef struct {
     const char *api;
-    void *context, *stream, *event;
-    unsigned long long destination, source, size; /* of copies, fills, allocations; zeros elsewhere */
-    long launch;                                  /* index among the launches; -1: no launch */
-    void *graph;
-    long thread;
+    void *stream, *event;
+    long launch;                /* index among the launches; -1: no launch */
 } stub_entry;
 
 int stub_set_devices(int count);                             /* before cuInit; 0: refused */

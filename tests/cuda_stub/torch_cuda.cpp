@@ -149,7 +149,6 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
 extern "C" {
 void stub_torch_set_devices(int count) { device_count = count; }
 void stub_torch_set_stream(int device, intptr_t stream) { current_streams[device] = stream; }
-intptr_t stub_torch_stream(int device) { return current_streams[device]; }
 int stub_torch_device() { return current; }
 int stub_torch_exchange_device(int device) {
     int before = current;
