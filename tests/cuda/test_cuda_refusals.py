@@ -160,7 +160,7 @@ def test_it_is_refused(record, package, kernels, name):
         for pair in pairs * 2:
             said = is_refused(functools.partial(two[1, 32], *pair), kind, text)
             assert "two(): argument '" in said or sys.version_info < (3, 11)
-        for launch in (lambda: one[1, 32](x=value), lambda: one[1, 32](value)):
+        for launch in (lambda: one[1, 32](x=value), lambda: one[1, 32](value), one[1, 32].bind(value)):
             said = is_refused(launch, kind, text)
             assert kind is not BufferError or (said.count("(): argument '") == 1 and "_View" not in said)
         explained = "own launch: only it takes" if "no kernel" in text else f"refused with {kind.__name__}"
