@@ -196,19 +196,6 @@ def test_configurations(record, package):
     assert (launch.grid, launch.block, launch.shared) == ((7, 5, 1), (32, 1, 1), 16)
 
 
-def test_a_stream(record, package):
-    """That is given, and then a producer's."""
-    stream = package.stream()
-    check(record, package, [DeviceTensor((3,), data=address(package))], (1, 32, stream))
-    assert record.launches[-1].stream == int(stream.handle) != 0
-    arguments, dispatcher, seen = launches_of(record, package, [DeviceTensor((3,), data=address(package))])
-    dispatcher()[1, 32, stream](*map(Interface, arguments))
-    theirs = seen()
-    DeviceTensor.streams[0] = int(stream.handle)
-    launch_cached(fast_args(dispatcher())[1, 32], *arguments)
-    assert seen() == theirs and record.launches[-1].stream == int(stream.handle)
-
-
 def test_cooperative_launches(record, package):
     body = "g = cg.this_grid(); g.sync()"
     function_of(1, body).__globals__["cg"] = package.cg

@@ -117,18 +117,3 @@ def test_what_is_refused(package, monkeypatch):
     # That the package launches it turns out when the kernel is loaded, and its parameters are compared.
     monkeypatch.setattr(specialising, "is_as_driver_says", lambda *words: False)
     is_refused(lambda: measure(writer(package)[1, 32], 2.0, array, array), TypeError, "other parameters than expected")
-
-
-def test_in_a_notebook(stub_or_none, package):
-    shell_module = pytest.importorskip("IPython.core.interactiveshell", reason="IPython is not installed")
-    shell = shell_module.InteractiveShell.instance(colors="nocolor")
-    try:
-        shell.extension_manager.load_extension("fastexchange")
-        shell.user_ns.update(kernel=writer(package), x=tensor(package, (4,)), y=tensor(package, (4,)))
-        if stub_or_none is not None:
-            stub_or_none.set_fast(True)
-        report = shell.run_line_magic("fastargs", "-r 2 -a -q -o kernel[4, 32](2.0, x, y)")
-    finally:
-        shell.history_manager.end_session()
-        shell_module.InteractiveShell.clear_instance()
-    assert [each.name for each in report.arguments] == ["a", "x", "y"] and report.callee == "cuLaunchKernel"
