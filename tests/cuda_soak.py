@@ -33,14 +33,14 @@ def paths(stub, package) -> tuple[dict, list, list]:
     """By name: functions that make one launch, of changing kinds; what they hold; the ledgers of their exports."""
     import numpy as np
     from cuda_checks import is_refused
-    from cuda_producers import kernels_of
+    from launches import kernel_of
     from test_cuda_places import WHERE, World
     from test_cuda_refusals import REFUSED, Maker
 
     from fastexchange import CudaError
 
     random.seed(7)
-    kernels, held = kernels_of(package), []
+    kernels, held = [kernel_of(package, parameters) for parameters in ("", "x", "x, y", "x, y, z")], []
     world, maker = World(stub, package), Maker(stub, package, is_new=False)
     x, known = world.mine(), package.to_device(np.zeros(5, np.float32))
     dates = package.to_device(np.zeros(3, "M8[s]"))

@@ -107,9 +107,10 @@ def package(request):
 
 @pytest.fixture(scope="module")
 def kernels(package):
-    from cuda_producers import kernels_of
+    """Kernels without code, by the number of their arguments: none to three."""
+    from launches import kernel_of
 
-    return kernels_of(package)
+    return [kernel_of(package, parameters) for parameters in ("", "x", "x, y", "x, y, z")]
 
 
 @pytest.fixture

@@ -1,32 +1,11 @@
-"""How tests launch: both ways, in threads, traced; and what has to hold then: it is refused in these words, all is given back."""
+"""How tests launch: both ways, traced; and what has to hold then: it is refused in these words, all is given back."""
 
 import contextlib
 import gc
 import sys
-import threading
 
 from fastexchange._abi import ffi
 from fastexchange.dispatch.runtime import runtime
-
-
-def in_threads(*functions, meanwhile=lambda: None) -> None:
-    """Call each in a new thread, all at once. What fails there first fails here."""
-    failed = []
-
-    def run(function):
-        try:
-            function()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    meanwhile()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
 
 
 def is_refused(function, kind, *texts: str) -> str:

@@ -8,7 +8,6 @@ from cuda_tensors import DeviceTensor, OtherTensor, _Tensor
 from made_producers import Ledger, capsule, export_legacy, export_versioned
 from numba import types
 
-from fastexchange import fast_args
 from fastexchange.ground import cpython
 from fastexchange.ground.cfunction import cfunction
 from fastexchange.ground.dlpack import DLDeviceType
@@ -41,15 +40,16 @@ class ArrayInterface:
     """An array with ``__cuda_array_interface__``; keywords replace what it says, None among them, ``...`` leaves it out."""
 
     def __init__(self, stub, shape=(4,), typestr="<f4", device=0, data=None, readonly=False, **lies):
-        self.asked = 0
         pointer = stub.allocate(4096, device) if data is None else data
-        said = {"shape": shape, "typestr": typestr, "data": (pointer, readonly), "version": 3, "strides": None, **lies}
-        self.said = {name: value for name, value in said.items() if value is not ...}
+        self.said = {"shape": shape, "typestr": typestr, "data": (pointer, readonly), "version": 3, "strides": None}
+        self.say(**lies)
 
-    @property
-    def __cuda_array_interface__(self):
-        self.asked += 1
-        return self.said
+    def say(self, **lies) -> None:
+        """Say these instead; functions get the address."""
+        said = {name: value(self.said["data"][0]) if callable(value) else value for name, value in lies.items()}
+        self.said = {name: value for name, value in (self.said | said).items() if value is not ...}
+
+    __cuda_array_interface__ = property(lambda self: self.said)
 
 
 class Exports:
@@ -98,21 +98,3 @@ def reset_streams() -> None:
         for device in range(8):
             cls.streams[device] = 0
     FailingTensor.streams[0] = 0
-
-
-def kernels_of(package):
-    """Kernels without code, by the number of their arguments: none to three."""
-
-    def none():
-        pass
-
-    def one(x):
-        pass
-
-    def two(x, y):
-        pass
-
-    def three(x, y, z):
-        pass
-
-    return [fast_args(package.jit(function)) for function in (none, one, two, three)]

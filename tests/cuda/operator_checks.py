@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 import torch
-from cuda_checks import in_threads, is_for_tasks, is_refused
+from cuda_checks import is_for_tasks, is_refused
 from launches import elementwise
 from oracle import type_and_message
 
@@ -412,6 +412,8 @@ def check_pickles(stub, torch_stub, cuda):
 
 def check_threads(stub, torch_stub, cuda):
     """Threads that call one operator with tensors of other shapes: each launch has its own sizes."""
+    from children import at_once
+
     operator, *_ = operator_of(cuda, "threads", ("n", 32))
 
     def act(count):
@@ -422,7 +424,7 @@ def check_threads(stub, torch_stub, cuda):
 
     act(1)
     stub.clear()
-    in_threads(*[functools.partial(act, count) for count in (5, 50, 500)])
+    at_once(*[functools.partial(act, count) for count in (5, 50, 500)])
     sizes = {(launch.thread, launch.grid[0]) for launch in stub.launches}
     assert sorted(size for _, size in sizes) == [5, 50, 500] and len(dict(sizes)) == 3 and len(stub.launches) == 900
 

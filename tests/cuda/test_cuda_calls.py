@@ -338,13 +338,15 @@ def test_debug_kernels_and_extensions(stub, package):
     kinds = [({"debug": True, "opt": False}, array, "debug=True"), ({"extensions": [extension]}, 1.5, "extensions")]
     for options, value, why in kinds:
         kernel = kernel_of(package, 1, **options)
+        kernel[1, 32](value)
         stub.clear()
-        for _ in range(3):
-            kernel[1, 32](value)
-        assert len(stub.launches) == 3 and kernel.counts()[:2] == (0, 3)
+        with all_given_back(kernel[1, 32], array):
+            for _ in range(3):
+                kernel[1, 32](value)
+        assert len(stub.launches) == 3 and kernel.counts()[:2] == (0, 4)
         explained = str(kernel[1, 32].explain(value))
         assert f"{kernel.target.name}'s own launch" in explained and why in explained
-    assert stub.launches[-1].parameters == packed(3.0) and extension.seen == 3
+    assert stub.launches[-1].parameters == packed(3.0) and extension.seen == 4
 
 
 def test_callbacks_before_a_launch(stub_or_none, package):
@@ -401,6 +403,8 @@ def test_what_only_the_package_takes(stub_or_none, package, name):
         with pytest.raises(Exception, match="LAUNCH_FAILED"):  # the package's own error
             kernel[1, 32](1.0, value)
     kernel[1, 32](1.0, value)
+    with all_given_back(kernel[1, 32], value):
+        kernel[1, 32](1.0, value)
     if name == "an array of the host":
         x = DeviceTensor((4,))
         said = (

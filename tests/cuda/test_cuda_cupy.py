@@ -12,7 +12,8 @@ import sys
 import cupy_stub
 import numpy as np
 import pytest
-from cuda_checks import in_threads, is_refused, new_stream, traced
+from children import at_once
+from cuda_checks import is_refused, new_stream, traced
 from cuda_tensors import DeviceTensor
 from launches import elementwise, launch_cached
 from stub_processes import is_installed, run_with_cupy
@@ -176,7 +177,7 @@ def test_the_current_stream_of_the_thread(record, cupy, kernels):
         check(outer.ptr)
         with inner:
             check(inner.ptr)
-            in_threads(is_legacy)
+            at_once(is_legacy)
             check(inner.ptr)
         check(outer.ptr)
     inner.use()

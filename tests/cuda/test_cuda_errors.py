@@ -6,7 +6,6 @@ import pickle
 import sys
 import weakref
 
-import numpy as np
 import pytest
 from cuda_checks import all_given_back, both_ways, is_refused, new_stream, traced
 from cuda_producers import ArrayInterface, Exports, ExportsLegacy
@@ -47,7 +46,7 @@ def test_a_launch_that_the_driver_refuses(stub, kernels, function, code):
         error, said = caught.value, str(caught.value)
         assert (error.code, error.name) == (code, f"CUDA_ERROR_{(STICKY | OTHERS)[code]}")
         assert error.is_sticky == (code in STICKY) == ("sticky" in said)
-        assert said.startswith("kernels_of.<locals>.one() was not launched (grid (2, 3, 1), block (8, 4, 1), stream ")
+        assert said.startswith("kernel() was not launched (grid (2, 3, 1), block (8, 4, 1), stream ")
         assert error.name in said and "64 bytes of dynamic shared memory" in said
         assert stub.current_context() == before and error.__cause__ is error.__context__ is None
         del caught, error
@@ -113,7 +112,7 @@ def test_events_that_fail(stub, kernels, function, after):
     stub.set_trace(True)
     stub.fail(function, 2, after=after)
     said = "was not launched" if after == 0 else "was launched .*, but"
-    with pytest.raises(CudaError, match=rf"two\(\) {said}.*{function}: CUDA_ERROR_OUT_OF_MEMORY"):
+    with pytest.raises(CudaError, match=rf"kernel\(\) {said}.*{function}: CUDA_ERROR_OUT_OF_MEMORY"):
         kernels[2][1, 32](x, y)
     made = stub.trace.count("cuEventCreate") - (function == "cuEventCreate")
     assert made == stub.trace.count("cuEventDestroy")
@@ -452,17 +451,6 @@ def test_errors_of_the_driver(stub, package, kind):
                 is_refused(call, CudaError, "ILLEGAL_ADDRESS")
         for call in ways * 2:
             call()
-
-
-@pytest.mark.filterwarnings("ignore:Could not find source")
-@pytest.mark.parametrize("options, others", [({"debug": True, "opt": False}, []), ({}, [np.zeros(3)])])
-def test_the_packages_own_launches(package, options, others):
-    arguments = [device_array(package, DeviceTensor((3,), data=address(package))), 2.5, *others]
-    launcher = kernel_of(package, len(arguments), **options)[1, 32]
-    both_ways(lambda: launcher(*arguments))
-    with all_given_back(launcher, *arguments):
-        for _ in range(10):
-            launcher(*arguments)
 
 
 def test_what_is_freed(package):

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_checks import in_threads
+from children import at_once
 from cuda_tensors import DeviceTensor, OtherTensor
 from interpreter import run_python
 from launches import elementwise
+from other_ways import Protocol
 from soak import measured
 
 from fastexchange import fast_args
@@ -29,7 +30,6 @@ ROOT = Path(__file__).parents[2]
 SIZE = 128
 CYCLES = 2_000_000
 """For which a stream sleeps: about a millisecond, long enough for whatever does not wait for it to come too early."""
-SHARED_BYTES = 64 * 1024
 
 
 class Tensors:
@@ -72,35 +72,6 @@ def copy(package):
 
 # ---- results ---------------------------------------------------------------------------------------------------------
 @gpu
-def test_bound_launches_and_launches_for_tasks(copy, torch):
-    x, y, out = torch.arange(5000.0, device="cuda"), torch.arange(5000.0, device="cuda") + 1, torch.zeros(5000, device="cuda")
-    step = copy[40, 128].bind(x, out)
-    for launch in [*[lambda: copy.forall(5000)(x, out)] * 4, step]:
-        out.zero_()
-        launch()
-        assert torch.equal(out, x)
-    x += 5
-    step()
-    assert torch.equal(out, x)
-    step.rebind(x=y)()
-    assert torch.equal(out, y)
-
-
-@gpu
-def test_cpu_and_gpu_under_one_name(package, torch):
-    @fast_args(cuda=elementwise(package, "doubled(x)", "x[i] *= 2"), launch=lambda x: x.shape[0])
-    def kernel(x):
-        for i in range(x.shape[0]):
-            x[i] *= 2
-
-    for device in ("cpu", "cuda"):
-        x = torch.ones(1000, device=device)
-        for _ in range(4):
-            kernel(x)
-        assert bool((x == 2.0**4).all())
-
-
-@gpu
 @pytest.mark.filterwarnings("ignore:Could not find source")
 def test_the_packages_own_launches(package, copy, torch):
     """Arrays of the host are copied there and back, hints are kept, a kernel with ``debug=True`` runs."""
@@ -117,45 +88,6 @@ def test_the_packages_own_launches(package, copy, torch):
     given, taken = package.to_device(x), package.to_device(np.zeros_like(x))
     debug[2, 64](given, taken)
     assert (taken.copy_to_host() == x).all()
-
-
-@gpu
-def test_cooperative_launches(package, torch):
-    blocks = 16
-
-    def total(x, out):
-        block = package.blockIdx.x
-        if package.threadIdx.x == 0:
-            x[block] = block + 1
-        package.cg.this_grid().sync()
-        if package.threadIdx.x == 0:
-            for i in range(x.shape[0]):
-                out[block] += x[i]
-
-    launcher = fast_args(package.jit(total))[blocks, 32]
-    for _ in range(4):
-        x, out = (torch.zeros(blocks, device="cuda") for _ in range(2))
-        launcher(x, out)
-        assert out.tolist() == [blocks * (blocks + 1) / 2] * blocks
-
-
-def test_more_than_48_kib_of_dynamic_shared_memory(package, tensors):
-    float32 = np.float32
-
-    def backwards(out):
-        shared = package.shared.array(0, float32)
-        first, step, count = package.threadIdx.x, package.blockDim.x, out.shape[0]
-        for i in range(first, count, step):
-            shared[i] = i
-        package.syncthreads()
-        for i in range(first, count, step):
-            out[i] = shared[count - 1 - i]
-
-    kernel, count = fast_args(package.jit(backwards)), SHARED_BYTES // 4
-    for _ in range(4):
-        out = tensors(count=count)
-        kernel[1, 256, None, SHARED_BYTES](out)
-    tensors.check(out, list(range(count - 1, -1, -1)))
 
 
 # ---- order -----------------------------------------------------------------------------------------------------------
@@ -178,17 +110,6 @@ def are_all(torch, out, number, what="") -> None:
     assert bool((out == number).all()), what
 
 
-class _OnlyDlpack:
-    def __init__(self, tensor):
-        self._tensor = tensor
-
-    def __dlpack__(self, **options):
-        return self._tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self._tensor.__dlpack_device__()
-
-
 class _OnlyInterface:
     def __init__(self, tensor, stream):
         self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "version": 3, "stream": stream.cuda_stream}
@@ -200,7 +121,7 @@ STREAMS = {
     "its current stream, by a bound launch": ("side", lambda copy, x, out, side, other: copy[256, 256].bind(x, out)(), "side"),
     "a stream that is given": ("other", lambda copy, x, out, side, other: copy[256, 256, side](x, out), "side"),
     "another one, which waits for __dlpack__": (
-        "side", lambda copy, x, out, side, other: copy[256, 256, other](_OnlyDlpack(x), out), "other"),
+        "side", lambda copy, x, out, side, other: copy[256, 256, other](Protocol(x), out), "other"),
     "another one, which waits for __cuda_array_interface__": (
         "other", lambda copy, x, out, side, other: copy[256, 256, other](_OnlyInterface(x, side), out), "other"),
     "an interface's own": (
@@ -232,7 +153,7 @@ def test_an_interfaces_own_stream(copy, torch, pair):
     before = copy.counts()
     x.fill_(-1)
     torch.cuda.synchronize()
-    in_threads(lambda: copy[256, 256](*given))
+    at_once(lambda: copy[256, 256](*given))
     are_all(torch, out, -1)
     assert copy.counts() == (before.fast + 1, before.slow, before.compiled)
     graph = torch.cuda.CUDAGraph()
@@ -301,7 +222,7 @@ def test_new_threads_without_a_context(package, tensors, stub_or_none, count):
         for _ in range(launches):
             copy[1, SIZE](*pair)
 
-    in_threads(*[functools.partial(work, pair) for pair in pairs])
+    at_once(*[functools.partial(work, pair) for pair in pairs])
     for i, (_, out) in enumerate(pairs):
         tensors.check(out, 3 + i)
     assert stub_or_none is None or stub_or_none.fast_count == launches * count
@@ -321,7 +242,7 @@ def test_one_thread_at_a_time_loads(package, tensors, monkeypatch):
         return compile_(*arguments)
 
     monkeypatch.setattr(type(copy.target), "compile", slowly)
-    in_threads(*[functools.partial(copy[1, SIZE], *pair) for pair in pairs])
+    at_once(*[functools.partial(copy[1, SIZE], *pair) for pair in pairs])
     assert most and set(most) == {1}
 
 
@@ -409,7 +330,7 @@ def test_soak(package, tensors, stub_or_none, record_property):
 
 # ---- compute-sanitizer -----------------------------------------------------------------------------------------------
 KERNELS = str(Path(__file__).with_name("test_cuda_gpu_kernels.py"))
-SANITIZED = "gpu_kernels or shared_memory or threads"
+SANITIZED = "gpu_kernels or threads"
 
 
 @gpu

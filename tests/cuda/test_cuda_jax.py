@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from cuda_checks import in_threads
+from children import at_once
 from launches import elementwise
 from stub_processes import run_package
 
@@ -114,7 +114,7 @@ def test_several_threads(package, jax):
             assert np.array_equal(compiled(x, x), np.full(1000, 3.0 * number))
             assert np.array_equal(f(2.0, x, x), np.full(1000, 3.0 * number))
 
-    in_threads(*(functools.partial(calls, number) for number in range(4)))
+    at_once(*(functools.partial(calls, number) for number in range(4)))
 
 
 @gpu

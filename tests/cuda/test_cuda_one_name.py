@@ -4,7 +4,8 @@ import functools
 
 import numpy as np
 import pytest
-from cuda_checks import in_threads, is_for_tasks, is_refused, launched
+from children import at_once
+from cuda_checks import is_for_tasks, is_refused, launched
 from frameworks import torch
 from launches import Interface, device_array, dispatcher_of, tensor
 
@@ -41,12 +42,12 @@ def test_tensors_decide(record, package, launch):
 
 
 @pytest.mark.parametrize("make", CPU_ARRAYS)
-def test_tensors_of_both_kinds_are_refused(record, package, make):
+def test_tensors_of_both_kinds_and_of_neither_are_refused(record, package, make):
     kernel, x, array = both_of_two(package, (1, 32)), tensor(package), CPU_ARRAYS[make](3)
     # Arrays of NumPy the package copies to the device, in its own launch, if it can tell what stands beside them.
     refusals = BufferError if make == "torch" else (BufferError, TypeError, ValueError)
     for _ in range(3):
-        for arguments in ((x, array), (array, x)):
+        for arguments in ((x, array), (array, x), (1.0, tensor(package, device_type=4))):
             with pytest.raises(refusals):
                 kernel(*arguments)
     assert record.launches == [] and array.tolist() == [0.0] * 3 and x.exported == x.deleted
@@ -67,6 +68,8 @@ def test_a_chosen_configuration(stub, package):
         bad = both_of_two(package, lambda a0, a1, chosen=chosen: chosen)
         is_refused(lambda bad=bad: bad(1.0, x), kind)
     is_refused(lambda: both_of_two(package, lambda a0, a1: {}["chosen"])(1.0, x), KeyError, "chosen")
+    stub.fail("cuLaunchKernel", 700)
+    is_refused(lambda: kernel(1.0, x), CudaError, "ILLEGAL_ADDRESS")
     assert len(stub.launches) == 5
 
 
@@ -101,18 +104,6 @@ def test_bad_options(package):
     is_refused(lambda: fast_args(dispatchers[1], cuda=dispatchers[1], launch=(1, 1)), TypeError)
 
 
-def test_wrong_arguments_under_one_name(stub, package):
-    kernel, x = both_of_two(package, (1, 32)), tensor(package)
-    is_refused(lambda: kernel(1.0), TypeError, "missing")
-    is_refused(lambda: kernel(1.0, x, x), TypeError, "takes 2")
-    is_refused(lambda: kernel(1.0, b=x), TypeError, "unexpected keyword")
-    is_refused(lambda: kernel(1.0, tensor(package, device_type=4)), BufferError)
-    stub.fail("cuLaunchKernel", 700)
-    is_refused(lambda: kernel(1.0, x), CudaError, "ILLEGAL_ADDRESS")
-    kernel(1.0, x)
-    assert len(stub.launches) == 1
-
-
 def test_defaults_and_threads_under_one_name(record, package):
     @fast_args(cuda=package.jit(lambda a0, a1=1.5: None), launch=(1, 32))
     def kernel(a0, a1=1.5):
@@ -125,7 +116,7 @@ def test_defaults_and_threads_under_one_name(record, package):
             kernel(x)
             kernel(array)
 
-    in_threads(*[functools.partial(work, array) for array in arrays])
+    at_once(*[functools.partial(work, array) for array in arrays])
     assert arrays[:, 0].tolist() == [75.0] * 2 and len(record.launches) == 100
     assert len({each.packed for each in record.launches}) == 1
     assert record.launches[0].parameters[-1] == np.float64(1.5).tobytes()

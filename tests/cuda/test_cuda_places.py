@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_checks import both_ways, in_threads, launched, new_stream, traced
+from children import at_once
+from cuda_checks import both_ways, launched, new_stream, traced
 from cuda_producers import FAILURES, HOST, MANAGED, ArrayInterface, Exports, FailingTensor, Wrapper
 from cuda_tensors import DeviceTensor, OtherTensor
 from made_producers import Ledger
@@ -144,7 +145,7 @@ def test_where_a_launch_goes(stub, kernels, world, name):
             assert all(each.told[-1] == (None if each.device[0] == HOST else own or 1) for each in exports)
             assert launch is bound or (kernel.counts().fast == counted.fast + 1) is is_native
 
-    in_threads(lambda: check(0))  # which begins without a context
+    at_once(lambda: check(0))  # which begins without a context
     for current in (0, 1):
         with driver().on(current):
             check(current)
@@ -393,7 +394,7 @@ BAD = {
 @pytest.mark.parametrize("message", BAD)
 def test_what_is_no_stream_is_refused(kernels, message):
     for stream in BAD[message]:
-        with pytest.raises((TypeError, ValueError), match=rf"one\[\.\.\.\]: .*{message}"):
+        with pytest.raises((TypeError, ValueError), match=rf"kernel\[\.\.\.\]: .*{message}"):
             kernels[1][2, 32, stream]
 
 

@@ -290,17 +290,11 @@ LEFT_TO_PYTHON = [
 ]  # fmt: skip
 
 
-def say(value: ArrayInterface, lies: dict) -> None:
-    """Let it say something else; functions get its address, ... leaves out."""
-    value.said |= {name: said(value.said["data"][0]) if callable(said) else said for name, said in lies.items()}
-    value.said = {name: said for name, said in value.said.items() if said is not ...}
-
-
 @pytest.mark.parametrize("lies, twin, way", [(*row, NATIVE) for row in READ] + [(*row, LEFT) for row in LEFT_TO_PYTHON])
 def test_what_it_says(record, package, kernels, lies, twin, way):
     value = ArrayInterface(record, readonly=lies.get("readonly", False))
     at = value.said["data"][0]
-    say(value, {name: said for name, said in lies.items() if name != "readonly"})
+    value.say(**{name: said for name, said in lies.items() if name != "readonly"})
     kernel = kernel_of(package, 1) if "readonly" in lies else kernels[1]
     kernel[1, 32](ArrayInterface(record))  # the type is known
     held = sys.getrefcount(value)
@@ -442,7 +436,7 @@ def test_errors_of_the_driver_name_the_launch(stub, kernels, code):
     for _ in range(2):
         for launch in (lambda: kernels[1][1, 32](value), kernels[1][1, 32].bind(value)):
             stub.fail("cuPointerGetAttribute", code)
-            said = is_refused(launch, CudaError, "one() was not launched (grid (1, 1, 1), block", "cuPointerGetAttribute")
+            said = is_refused(launch, CudaError, "kernel() was not launched (grid (1, 1, 1), block", "cuPointerGetAttribute")
             assert ("sticky" in said) is (code == 700)
         stub.reset()
         kernels[1][1, 32](value)

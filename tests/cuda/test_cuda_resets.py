@@ -8,7 +8,8 @@ import importlib
 
 import numpy as np
 import pytest
-from cuda_checks import in_threads, is_refused, launched, new_stream
+from children import at_once
+from cuda_checks import is_refused, launched, new_stream
 from cuda_tensors import DeviceTensor, OtherTensor
 from stub_processes import PACKAGES, is_installed, run_package
 
@@ -144,7 +145,7 @@ def of_another_device_or_by_another_thread():
     for _ in range(4):
         here, there = made(fast, x), made(fast, y)
     slow = one.counts().slow
-    in_threads(cuda.close)
+    at_once(cuda.close)
     assert made(fast, x) == here and made(fast, y) == there and one.counts().slow == slow
     cuda.gpus[1].reset()
     for _ in range(4):
