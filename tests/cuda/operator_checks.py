@@ -116,6 +116,14 @@ def check_launches(stub, torch_stub, cuda):
             assert {x.data_ptr(), w.data_ptr(), y.data_ptr()} <= set(given)
             if call is operator:
                 assert call(w=w, x=x).shape == x.shape and python.calls == 0
+    operator, x, w = operator_of(cuda, "again")
+    for call in warmed(operator, x, w):
+        operator.kernel.recompile()
+        stub.clear()
+        assert [is_product(call(x, w), x, w) for _ in range(4)] == [True] * 4 and len(stub.launches) == 4
+    if ON_GPU:
+        assert torch.equal(torch.compile(lambda x: operator(2 * x, w) - 1, fullgraph=True)(x), 2 * x * w - 1)
+        assert set(torch.library.opcheck(operator.overload, (x, w)).values()) == {"SUCCESS"}
 
 
 def check_functions(stub, torch_stub, cuda):
@@ -149,13 +157,14 @@ def check_schemas(stub, torch_stub, cuda):
     operator = many.as_torch_op("fx_check::many", launch=("k", "n"), out=out)
     wanted = {torch.float16: torch.float32, torch.float64: torch.float64, torch.int8: torch.float32}
     for dtype, promoted in wanted.items():
-        x, w = (torch.empty(6, device=torch_stub.devices[-1], dtype=kind) for kind in (dtype, torch.float32))
+        x, w = (torch.empty(12, device=torch_stub.devices[-1], dtype=kind)[::2] for kind in (dtype, torch.float32))
         for call in both_ways(operator) * 4:
             made, again = call(x, 2.0, 3, w), call(x, 2.0, 3, w, False)
             assert [y.dtype for y in made] == [dtype, promoted, torch.int32]
             assert [tuple(y.shape) for y in made] == [(6, 3), (12,), ()] == [tuple(y.shape) for y in again]
             assert all(y.device == x.device and y.is_contiguous() for y in made)
-            assert stub.launches[-1].grid == (3, 1, 1) and stub.launches[-1].block == (6, 1, 1)
+            launch = stub.launches[-1]
+            assert launch.grid == (3, 1, 1) and launch.block == (6, 1, 1) and np.float64(2).tobytes() in launch.parameters
     python = Python(operator)
     for call in both_ways(operator):
         call(x, 2.0, 3, w)
@@ -285,7 +294,13 @@ def check_one_operator_for_cpu_and_gpu(stub, torch_stub, cuda):
 def check_writes(stub, torch_stub, cuda):
     """An operator that writes to an argument, with a kernel for the CPU and one for GPUs: both count the write."""
 
-    @fast_args(cuda=elementwise(cuda, "add_there(x, y)", "y[i] += x[i]"), launch="x[n] -> n", mutates="y")
+    @cuda.jit
+    def add_there(x: "torch.Tensor", y: "torch.Tensor"):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            y[i] += x[i]
+
+    @fast_args(cuda=add_there, launch="x[n] -> n", mutates="y")
     def add(x: "torch.Tensor", y: "torch.Tensor"):
         y += x
 
@@ -297,6 +312,8 @@ def check_writes(stub, torch_stub, cuda):
             assert call(x, y) is None and y._version == version + 1
         assert wanted is None or torch.allclose(y, wanted)
     assert y.device.type == "cuda" and len(stub.launches) == 10 and is_for_tasks(stub.launches[-1], 300)
+    add.cuda.as_torch_op("fx_check::add_there", launch=(3, 128), mutates="y")(x, y)
+    assert stub.launches[-1].block == (128, 1, 1) and y._version == version + 2
     python, version = [], y._version
     operator._dispatch = python.append
     operator(x, y)
@@ -381,19 +398,6 @@ def check_modes(stub, torch_stub, cuda):
     assert operator(x, w).shape == x.shape
 
 
-def check_outputs_that_are_given(stub, torch_stub, cuda):
-    """The kernel of an operator takes its outputs, too, and refuses those with other shapes, in every call."""
-    operator, x, w = operator_of(cuda, "given")
-    kernel = operator.kernel
-    for _ in range(5):
-        given = torch.empty_like(x)
-        assert kernel(x, w, given) is given and kernel(x, w, y=None).shape == x.shape
-        stub.clear()
-        found = error_of(kernel, x, w, torch.empty(5, device="cuda"))
-        assert found[0] is ValueError and "its shape is (5,), and must be (100,)" in found[1]
-        assert not stub.launches
-
-
 def check_pickles(stub, torch_stub, cuda):
     """An operator is pickled with its kernels and configuration, if these can be."""
     kernel = fast_args(elementwise(cuda, "triple(x, y)", "y[i] = 3 * x[i]"))
@@ -446,40 +450,6 @@ def check_package_launches(stub, torch_stub, cuda):
         assert "reset" in error_of(call, x, w)[1]
 
 
-def check_recompiled(stub, torch_stub, cuda):
-    """After ``recompile()`` and a reset of the device the kernel is loaded anew."""
-    kernel = scale_on(cuda)
-    operator = kernel.as_torch_op("fx_check::again", launch="n", out=SHARED)
-    x, w = tensors()
-    for call in warmed(operator, x, w):
-        kernel.recompile()
-        stub.clear()
-        for _ in range(4):
-            assert call(x, w).shape == x.shape
-        assert len(stub.launches) == 4
-
-
-def check_random_shapes(stub, torch_stub, cuda):
-    """Shapes of outputs and grids are those of Python's arithmetic."""
-
-    @fast_args
-    @cuda.jit
-    def pad(x, k, y):
-        i = cuda.grid(1)
-        if i < x.shape[0] and y.shape[1] > 0:
-            y[i, 0] = x[i, 0]
-
-    operator = pad.as_torch_op("fx_check::pad", launch=("(m + k - 1) // k, n", "k"), out="x[m, n], k -> y[m + 2 * k, n // 2]")
-    rng = np.random.default_rng(1)
-    for m, n, k in rng.integers(1, 60, (200, 3)).tolist():
-        base = torch.empty(n, 2 * m, device="cuda")
-        x = base[:, ::2].t() if k % 2 else torch.empty(m, n, device="cuda")
-        for call in both_ways(operator):
-            y = call(x, k)
-            assert tuple(y.shape) == (m + 2 * k, n // 2) and y.is_contiguous()
-            assert stub.launches[-1].grid == (-(-m // k), n, 1) and stub.launches[-1].block == (k, 1, 1)
-
-
 def check_kernels_with_a_configuration(stub, torch_stub, cuda):
     """``fast_args(out=…, launch=…)``: a call returns the outputs, natively; autograd and operators take it."""
     backward = elementwise(cuda, "backward(grad_y, w, grad_x)", "grad_x[i] = grad_y[i] * w[i]")
@@ -492,7 +462,7 @@ def check_kernels_with_a_configuration(stub, torch_stub, cuda):
         assert is_like(y, x)
     assert stub.launches[-1].grid == (1, 1, 1) and scale.counts().fast == 3
     given = torch.empty(100, device="cuda")
-    assert scale(x, w, given) is given and scale(x, y=given, w=w) is given
+    assert scale(x, w, given) is given and scale(x, y=given, w=w) is given and is_like(scale(x, w, y=None), x)
     x.requires_grad_()
     y = scale(x, w)
     stub.clear()
@@ -517,6 +487,7 @@ def check_kernels_with_a_configuration(stub, torch_stub, cuda):
     configured = functools.partial(fast_args, dispatcher)
     for call, kind, text in (
         (lambda: scale(x.detach(), torch.empty(3, device="cuda")), ValueError, "dimension 0 of its shape (3,) is 3"),
+        (lambda: scale(x.detach(), w, w[:5]), ValueError, "its shape is (5,), and must be (100,)"),
         (lambda: backward(torch.ones(3), torch.ones(3)), BufferError, "argument 'grad_y' (position 0)"),
         (lambda: backward(cuda.device_array(3), cuda.device_array(3)), TypeError, "determines who allocates the output"),
         (lambda: fast_args(out=SHARED)(dispatcher), TypeError, "out=, mutates= and backward= need launch="),
