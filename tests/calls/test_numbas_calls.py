@@ -59,8 +59,12 @@ def test_later_calls_run_no_python_of_ours(cls, name, no_python):
         assert kernel(*args, **kwargs) == numbas(kernel)(*args, **kwargs) == (value[0] if name in OF_ITEMS else 1)
 
 
+def generates(x, k=0):  # a lambda that yields Numba compiles for Python 3.11 and older only
+    yield x
+
+
 def test_generators_star_args_and_native_calls_in_turn_with_numbas(no_python):
-    generate, count, same = map(fast_args, (lambda x, k=0: (yield x), lambda *args: len(args), lambda x: x))
+    generate, count, same = map(fast_args, (generates, lambda *args: len(args), lambda x: x))
     generate(1.0), generate(np.ones(2)), count([1.0], 2)
     for i in range(4):
         assert same(i) == i and same({i}) == {i}
