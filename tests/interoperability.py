@@ -107,7 +107,7 @@ ALL_PRODUCERS: dict[str, tuple[Any, Callable[[np.ndarray], Any]]] = {
     "`numpy.ndarray`": (np, lambda array: array),
     "`torch.Tensor`": (torch, of_kind("writable", torch and torch.from_numpy)),
     "`paddle.Tensor`": (paddle, of_kind("paddle's", lambda array: paddle.from_dlpack(array))),
-    "`cuda.core`'s `StridedMemoryView`": (StridedMemoryView, memory_view),
+    "`cuda.core`'s `StridedMemoryView`": (StridedMemoryView, of_kind("plain", memory_view)),  # no bfloat16 goes out
     "`tvm_ffi.Tensor`": (tvm_ffi, lambda array: tvm_ffi.from_dlpack(array)),
     "`jax.Array`": (jax, _jax),
     "`pyarrow.Array`": (pyarrow, of_kind("a vector", lambda array: pyarrow.array(array))),
