@@ -138,10 +138,17 @@ def read_argument(runtime, frame, i, ndim, words):
 
 @native
 def is_same(words, at, ndim):
-    """Whether two arrays of one rank show the same elements: all words from word 2 on are equal."""
+    """Whether two arrays of one rank show the same elements: all words from word 2 on are equal, but for strides to no element.
+
+    PyTorch 2.8 exports other strides than a tensor has where an extent is 0 or 1.
+    """
+    extents = structs.ARRAY_HEAD_WORDS
     difference = 0
-    for i in range(2, structs.ARRAY_HEAD_WORDS + 2 * ndim):
+    for i in range(2, extents + ndim):
         difference |= load(words + 8 * i) ^ load(at + 8 * i)
+    for i in range(extents, extents + ndim):
+        if load(at + 8 * i) > 1 and load(at + 16) != 0:
+            difference |= load(words + 8 * (i + ndim)) ^ load(at + 8 * (i + ndim))
     return difference == 0
 
 

@@ -150,7 +150,8 @@ def check_refused(bad: str, path: str, name: str, count: int, position: int, tur
     (make, errors), (kernel_for, call), ledger = BAD[bad], PATHS[path], Ledger()
     kernel = kernel_for(count, name) if kernel_for else gather
     culprit, kinds = make(memory_of(1, 1, 1), ledger), COMPANIES[name][0]
-    start = (FAST.index(LIKE[type(culprit)]) - position if name == "fast" and type(culprit) in LIKE else 4 * turn) % len(kinds)
+    like = LIKE.get(type(culprit))
+    start = (FAST.index(like) - position if name == "fast" and like in FAST else 4 * turn) % len(kinds)
     with company(kinds[start:] + kinds[:start], count) as (tensors, of_others):
         arguments, ledgers = (*tensors[:position], culprit, *tensors[position + 1 :]), (ledger, of_others)
         counted = [*tensors, *[kernel] * bool(kernel.signatures), *[culprit] * (type(culprit) is not int)]

@@ -302,7 +302,7 @@ def test_the_source_is_named():
 @needs_views
 def test_memory_that_turns_out_otherwise_is_read_no_more():
     """With the first tensor of a new signature: other kernels, which have read such in memory, do so no more either."""
-    assert fork_python("""
+    assert "it is not read in memory: a tensor of this process was read otherwise" in fork_python("""
         import torch, fastexchange
         from fastexchange.torch import offsets as torch_offsets
         guard, first = torch_offsets.guard(), fastexchange.fast_args(lambda x: x.sum())
@@ -314,7 +314,7 @@ def test_memory_that_turns_out_otherwise_is_read_no_more():
         assert not guard.knows_views and guard.native.ndim == 0
         assert {first(torch.ones(3)) for _ in range(4)} == {3} and first.counts().compiled == 1
         print(*fastexchange.explain(torch.ones(3)).reasons)
-    """).stdout.startswith("it is not read in memory: a tensor of this process was read otherwise")
+    """).stdout
 
 
 @pytest.mark.slow
@@ -509,7 +509,7 @@ def test_a_lazy_clone_between_others_is_written_to():
 def test_many_tensors_of_one_kind(ndim):
     """More than a frame has room for: of keys, and of words, which depend on the rank."""
     for count in (1, 63, 64, 65, 1500):
-        tensors = [torch.full((1,) * (ndim - 1) + (i % 5 + 1,), i + 0.5) for i in range(count)]
+        tensors = [torch.full((2, *(1,) * (ndim - 2), i % 5 + 1)[-ndim:], i + 0.5) for i in range(count)]
         for given in (tensors, tensors[::-1]):
             with references_kept(*given):
                 assert each_of(given) == [told(tensor) for tensor in given]
