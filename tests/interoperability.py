@@ -140,7 +140,7 @@ def _items(x):
 
 def _by_kernel(tensor) -> tuple[int, list]:
     if isinstance(tensor, (memoryview, array_module.array, bytes, bytearray)):  # Numba's types of these have no copy()
-        if isinstance(tensor, memoryview) and (tensor.ndim != 1 or tensor.format == "e"):
+        if memoryview(tensor).ndim != 1 or memoryview(tensor).format == "e":
             raise NotImplementedError("under @njit, too, these are indexed in one dimension, and have no float16")
         return _by_numpy(tensor)[0], list(_items(tensor))
     address, copied = _kernel(tensor)

@@ -26,7 +26,7 @@ from numba.core.serialize import dumps, loads
 
 from fastexchange import FastKernel, fast_args
 from fastexchange.calls import carried_code, pickled
-from fastexchange.calls.carried_code import Content
+from fastexchange.calls.carried_code import CarriedCode, Content
 from fastexchange.calls.dependencies import NotDescribable, dependencies
 from fastexchange.ground import numba_code
 from fastexchange.ground.disk_cache import framed, framed_key, unframed
@@ -283,19 +283,19 @@ def test_a_pickle_is_read_without_numbas_lock():
     assert elsewhere(fast_args(lambda x: x + value))(1.0) == 3.0
 
 
-def test_a_pickle_while_another_thread_compiles(scaled):
-    """As soon as Python code runs in between, that of hashing a Numba type."""
-    armed: list = []
+def test_a_pickle_while_another_thread_compiles(scaled, monkeypatch):
+    """Here it does so before the first code is packed."""
+    pack, armed = CarriedCode._why_not_packed, []
 
-    class Hashed(numba.types.Opaque):
-        def __hash__(self):
-            assert not armed or armed.pop()(SINGLES) == 2.0
-            return hash(self.name)
+    def compile_and_pack(*arguments):
+        assert not armed or armed.pop()(SINGLES) == 2.0
+        return pack(*arguments)
 
-    scaled.overloads[(Hashed("hashed"),)] = next(iter(scaled.overloads.values()))
+    monkeypatch.setattr(CarriedCode, "_why_not_packed", compile_and_pack)
     assert scaled(np.ones(2, "i4")) == 2.0
     armed.append(scaled)
-    assert len(states_of(scaled)["carried"]) >= 2 and not armed
+    assert len(states_of(scaled)["carried"]) >= 1 and not armed
+    assert len(states_of(scaled)["carried"]) >= 3
 
 
 def test_a_kernel_that_cannot_be_completed_is_not_found(monkeypatch):

@@ -1,6 +1,8 @@
 """Kernels in functions that JAX compiles: XLA's handler calls them, without Python. The oracle is the eager call, and JAX."""
 
+import contextlib
 import gc
+import importlib
 import threading
 import time
 
@@ -48,6 +50,15 @@ def plus_scan(x, s):
 
 def filling(k):
     return fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(k))
+
+
+def has_safe_threads() -> bool:
+    """Whether Numba has a threading layer that several threads may use at once: the libraries of OpenMP or of TBB are there."""
+    for pool in ("omppool", "tbbpool"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"numba.np.ufunc.{pool}")
+            return True
+    return False
 
 
 def calls_python(function, *arguments) -> bool:
@@ -237,6 +248,7 @@ def in_parallel(x, y):
         y[i] = x[i] * 2
 
 
+@pytest.mark.skipif(not has_safe_threads(), reason="neither OpenMP nor TBB is installed")
 def test_several_threads_and_parallel_loops():
     parallel = fast_args(out="x[n] -> y[n]", parallel=True)(in_parallel)
     compiled = jax.jit(lambda x: parallel(parallel(x)) + parallel(x + 1) * scaled(x, three))
