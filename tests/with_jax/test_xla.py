@@ -248,8 +248,9 @@ def in_parallel(x, y):
         y[i] = x[i] * 2
 
 
-@pytest.mark.skipif(not has_safe_threads(), reason="neither OpenMP nor TBB is installed")
 def test_several_threads_and_parallel_loops():
+    if not has_safe_threads():
+        pytest.skip("neither OpenMP nor TBB is installed")
     parallel = fast_args(out="x[n] -> y[n]", parallel=True)(in_parallel)
     compiled = jax.jit(lambda x: parallel(parallel(x)) + parallel(x + 1) * scaled(x, three))
     x = jnp.arange(30000.0)
