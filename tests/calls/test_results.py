@@ -226,15 +226,6 @@ NO_RETURNS = [
 ]
 
 
-def test_strides_to_no_element_make_no_other_array():
-    row, none = np.ones((1, 3)), np.ones((0, 3))
-    astray = fast_args(lambda x, name: np.lib.stride_tricks.as_strided(x, x.shape, (8 * 9, 8)))
-    for x, name in ((row, ""), (row, ONLY_NUMBA), (none, "")):
-        assert all(astray(x, name) is x for _ in range(3))
-    pairs = np.ones((2, 3))
-    assert fast_args(lambda x, name: np.lib.stride_tricks.as_strided(x, x.shape, (8, 8)))(pairs, "") is not pairs
-
-
 def test_what_returns_cannot_be():
     for values, error, words in NO_RETURNS:
         for value in values:
