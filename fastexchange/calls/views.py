@@ -80,8 +80,9 @@ class Views:
             raise TypeError(f"{kernel.__qualname__}(): NumPy has no dtype for its result; install ml_dtypes, which has one")
         origin: Any = None
         for tensor, view, viewed in self._tensors:
-            is_readonly_view = viewed.flags.writeable and not result.flags.writeable
-            if result is viewed or (_is_same(result, viewed) and not (is_readonly_view and type(tensor) is np.ndarray)):
+            is_ndarray = type(tensor) is np.ndarray
+            is_taken_so = result.flags.writeable or not viewed.flags.writeable
+            if result is viewed or ((is_taken_so or not is_ndarray) and _is_same(result, viewed, is_ndarray)):
                 return tensor
             if viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
                 origin = tensor
@@ -98,9 +99,9 @@ class Views:
         return self._tensors[0][0] if self._tensors else None
 
 
-def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays show the same elements. Strides to no element are not compared."""
+def _is_same(array: np.ndarray, other: np.ndarray, is_exact: bool) -> bool:
+    """Whether two arrays show the same elements. Without `is_exact` strides to no element are not compared."""
     if (array.dtype, array.shape, array.ctypes.data) != (other.dtype, other.shape, other.ctypes.data):
         return False
     steps = zip(array.shape, array.strides, other.strides, strict=True)
-    return array.size == 0 or all(one == another for extent, one, another in steps if extent > 1)
+    return all(one == another for extent, one, another in steps if is_exact or (extent > 1 and array.size))

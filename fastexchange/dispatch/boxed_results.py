@@ -137,17 +137,18 @@ def read_argument(runtime, frame, i, ndim, words):
 
 
 @native
-def is_same(words, at, ndim):
-    """Whether two arrays of one rank show the same elements: all words from word 2 on are equal, but for strides to no element.
+def is_same(words, at, ndim, is_exact):
+    """Whether two arrays of one rank show the same elements: all words from word 2 on are equal.
 
-    PyTorch 2.8 exports other strides than a tensor has where an extent is 0 or 1.
+    Without `is_exact` strides that lead to no element are not compared: PyTorch 2.8 exports others than a tensor has where an
+    extent is 0 or 1. An ndarray of other strides is another one, as for Numba.
     """
     extents = structs.ARRAY_HEAD_WORDS
     difference = 0
     for i in range(2, extents + ndim):
         difference |= load(words + 8 * i) ^ load(at + 8 * i)
     for i in range(extents, extents + ndim):
-        if load(at + 8 * i) > 1 and load(at + 16) != 0:
+        if is_exact or (load(at + 8 * i) > 1 and load(at + 16) != 0):
             difference |= load(words + 8 * (i + ndim)) ^ load(at + 8 * (i + ndim))
     return difference == 0
 
@@ -262,7 +263,8 @@ def box_array(frame_address, at, ndim, field, is_mutable):
             origin = structs.array_at(frame.arrays + ARRAY_BYTES * i).origin
             is_taken_so = is_mutable != 0 or frame.readonly_arrays >> smaller(i, 62) & 1 != 0
             # A readonly view of a writable ndarray has to be a new ndarray; other frameworks have no readonly tensors.
-            if (is_taken_so or origin & 3 != structs.ORIGIN_NDARRAY) and is_same(words, at, ndim):
+            is_ndarray = origin & 3 == structs.ORIGIN_NDARRAY
+            if (is_taken_so or not is_ndarray) and is_same(words, at, ndim, is_ndarray):
                 c.incref(origin & -4)
                 return origin & -4
             if field != given:  # a view of an argument has elements of the argument's type

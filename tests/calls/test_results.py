@@ -118,6 +118,21 @@ def test_an_argument_is_returned_as_that_very_object(name):
             assert all(kernel(tensor) is tensor for _ in range(WARM)) and kernel(x=tensor) is tensor
 
 
+strided = fast_args(lambda x, step, _: np.lib.stride_tricks.as_strided(x, x.shape, (4 * step, 4)))
+
+
+@of_each
+def test_strides_that_lead_to_no_element_make_another_array_of_an_ndarray_only(name):
+    """PyTorch 2.8 exports others than a tensor has; of an ndarray they can be seen, and Numba compares them."""
+    tensor_of, is_ndarray = SHARING[name][0], name == "numpy"
+    for shape in ((1, 3), (0, 3)):
+        tensor = tensor_of(np.ones(shape, np.float32))
+        for way in ("", ONLY_NUMBA):
+            assert all((strided(tensor, 9, way) is tensor) != is_ndarray for _ in range(WARM)), (shape, way)
+    pairs = tensor_of(np.ones((2, 3), np.float32))
+    assert all(strided(pairs, 1, way) is not pairs for way in ("", ONLY_NUMBA) for _ in range(WARM))
+
+
 ARRAYS = [
     np.zeros(()), np.zeros(0), np.zeros((2, 0)), np.ones((1, 1)), np.ones((2, 3)).T, np.ones((4, 4))[::2, 1:],
     np.arange(3.0)[::-1], np.zeros(2, "M8[s]"), np.zeros(2, [("a", "i4"), ("b", "f8")]),
