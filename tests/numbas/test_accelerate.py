@@ -107,17 +107,6 @@ def test_other_errors():
     assert [in_object_mode(fast_args(add)) for _ in range(3)] == [(globals(), "FastKernel")] * 3
 
 
-def test_decorators_make_what_is_accelerated_meanwhile():
-    accelerate()
-    with accelerating():
-        made = numba.njit(total), numba.jit(nogil=True)(total), numba.njit("float64(float64[:])")(total)
-    for kernel in made:
-        assert isinstance(kernel, FastKernel) and type(kernel) is type(made[0])
-        assert kernel(np.ones(3)) == kernel(np.ones(3)) == 3.0
-    assert [kernel(tensor_of_ones()) for kernel in made[:2] * 2] == [3.0] * 4
-    assert type(numba.njit(total)) is CPUDispatcher
-
-
 def test_the_functions_of_named_packages():
     def made_in(module: str):
         function = python_types.FunctionType(total.__code__, {"__name__": module}, "total")

@@ -7,14 +7,12 @@ import numba
 import numpy as np
 import pytest
 from children import accelerating
-from forked import needs_fork
 from frameworks import torch
 from interpreter import run_python
 from numba import float64, int64, types
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic, overload, register_model, typeof_impl
 from oracle import type_and_message
-from other_ways import run_changed
 from raising import check_raises
 
 import fastexchange
@@ -192,37 +190,6 @@ def test_an_argument_that_is_nothing_to_numba():
         raised = check_raises(error, "'x' .position 0.: an object of type object is no tensor", doubled, object())
     made = pickle.loads(pickle.dumps(raised))
     assert type(made) is type(raised) and str(made) == str(raised)
-
-
-@pytest.mark.slow
-@needs_fork
-def test_dispatchers_that_cannot_be_extended():
-    """Kernels are Numba's dispatchers then, with Python in front, and doctor says why."""
-    done = run_changed(
-        """
-        import numba, numpy as np
-        from fastexchange.ground import pythonapi
-        real = pythonapi.prototype
-        def refusing(name, *types):
-            function = real(name, *types)
-            if name != "PyType_FromSpecWithBases":
-                return function
-            def from_spec(spec, bases):
-                if bases != (object,):
-                    raise SystemError("another layout")
-                return function(spec, bases)
-            return from_spec
-        pythonapi.prototype = refusing
-        from fastexchange.dispatch.runtime import runtime
-        from other_ways import check
-
-        kernel, _ = check(is_compiled=False)
-        assert numba.njit(lambda x: kernel(1.0, x, (1.0, 2.0)))(np.ones(3)) == 6.0
-        assert isinstance(kernel, numba.core.registry.CPUDispatcher) and kernel.counts().fast == 0
-        print(runtime().is_native, runtime().numba_failures)
-        """
-    )
-    assert done.stdout.startswith("False") and "another layout" in done.stdout
 
 
 def test_numbas_own_internal_functions_are_kernels_as_well():
