@@ -26,19 +26,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fastexchange"
 FIRST = {
-    "arguments": ("calls", "exchange"),
-    "calls": ("calls", "pytorch"),
-    "command": ("command",),
-    "cuda": ("cuda",),
-    "dispatch": ("calls", "exchange"),
-    "exchange": ("exchange", "calls"),
-    "ground": ("cache", "numbas", "calls"),
-    "half": ("half",),
-    "jax": ("with_jax",),
-    "measuring": ("command",),
-    "producers": ("exchange", "pytorch"),
+    "arguments": ("calls", "exchange"), "calls": ("calls", "pytorch"), "command": ("command",), "cuda": ("cuda",),
+    "dispatch": ("calls", "exchange"), "exchange": ("exchange", "calls"), "ground": ("cache", "numbas", "calls"),
+    "half": ("half",), "jax": ("with_jax",), "measuring": ("command",), "producers": ("exchange", "pytorch"),
     "torch": ("pytorch", "calls"),
-}
+}  # fmt: skip
 """The folders of tests for each folder of the package."""
 MOST_TESTS = 300
 SWAPPED = {

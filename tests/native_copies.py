@@ -1,6 +1,5 @@
 """Copies of the package with machine code for its native functions, as wheels have it; and processes that import one."""
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -25,14 +24,3 @@ def build(root: Path) -> list[Path]:
     shutil.copytree(PACKAGE, root / "fastexchange", ignore=shutil.ignore_patterns("__pycache__", "_native"))
     started(root, "-m", "fastexchange._native_build").check_returncode()
     return sorted((root / "fastexchange" / "_native").iterdir())
-
-
-def built_once(root: Path) -> Path:
-    """Such a copy, which the first of several processes makes, and the others wait for."""
-    root.mkdir(exist_ok=True)
-    with open(root / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (root / "made").exists():
-            build(root)
-            (root / "made").touch()
-    return root

@@ -1,10 +1,11 @@
 """What several files here need, and takes long to make."""
 
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
-from native_copies import built_once
+from native_copies import build
 
 from fastexchange.ground.disk_cache import CacheFolder
 
@@ -17,7 +18,14 @@ def folder(tmp_path) -> CacheFolder:
 
 @pytest.fixture(scope="session")
 def with_native_code(tmp_path_factory) -> Path:
-    """A folder with this package, and its machine code in it. Tests only read it."""
+    """A folder with this package, and its machine code in it, which the first of several processes makes. Tests only read it."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     folder = tmp_path_factory.getbasetemp()
-    return built_once(folder.parent / f"native-{run}" if run else folder / "native")
+    root = folder.parent / f"native-{run}" if run else folder / "native"
+    root.mkdir(exist_ok=True)
+    with open(root / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "made").exists():
+            build(root)
+            (root / "made").touch()
+    return root

@@ -33,23 +33,19 @@ PACKAGE = Path(fastexchange.__file__).parent
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "shipped_kernels"
 PROJECT = """\
 [build-system]
-requires = ["{backend}", "numba-fastexchange"]
-build-backend = "{module}"
+requires = ["{}", "numba-fastexchange"]
+build-backend = "{}"
 
 [project]
 name = "tiny-kernels"
 version = "1.2"
 requires-python = ">=3.10"
 """
-BACKENDS = {
-    "hatchling": (
-        PROJECT.format(backend="hatchling", module="hatchling.build")
-        + '[tool.hatch.build]\ndev-mode-dirs = ["src"]\n[tool.hatch.build.targets.wheel]\npackages = ["src/tiny"]\n',
-        "tool.hatch.build.targets.wheel.hooks.fastexchange",
-    ),
-    "setuptools": (PROJECT.format(backend="setuptools", module="setuptools.build_meta"), "tool.fastexchange"),
+IN_SRC = '[tool.hatch.build]\ndev-mode-dirs = ["src"]\n[tool.hatch.build.targets.wheel]\npackages = ["src/tiny"]\n'
+BACKENDS = {  # by backend: its module, what pyproject.toml has besides, and the section for the hook's options
+    "hatchling": ("hatchling.build", IN_SRC, "tool.hatch.build.targets.wheel.hooks.fastexchange"),
+    "setuptools": ("setuptools.build_meta", "", "tool.fastexchange"),
 }
-"""By backend, pyproject.toml without the hook's options, and the section for them."""
 SOURCES = {
     "src/tiny/__init__.py": """
         from importlib.metadata import version
@@ -101,9 +97,10 @@ RUN = """
 
 
 def project(folder: Path, backend: str, options: str, kernels: str = SOURCES["src/tiny/kernels.py"]) -> Path:
-    text, section = BACKENDS[backend]
+    module, more, section = BACKENDS[backend]
+    text = f"{PROJECT.format(backend, module)}{more}[{section}]\n{options}"
     (folder / "src" / "tiny").mkdir(parents=True)
-    files = {"pyproject.toml": f"{text}[{section}]\n{options}", **SOURCES, "src/tiny/kernels.py": kernels}
+    files = {"pyproject.toml": text, **SOURCES, "src/tiny/kernels.py": kernels}
     for place, content in files.items():
         (folder / place).write_text(textwrap.dedent(content), "utf-8")
     return folder
@@ -215,8 +212,7 @@ def test_only_wheels_have_code_and_those_of_a_disabled_build_have_none(backend, 
     stale = source / "build/lib/tiny/_kernels/old.x86-64.code"  # of an earlier build in the same folder
     stale.parent.mkdir(parents=True)
     stale.touch()
-    module = {"hatchling": "hatchling.build", "setuptools": "setuptools.build_meta"}[backend]
-    program = f"import os, sys, {module} as backend; os.chdir(sys.argv[1]); "
+    program = f"import os, sys, {BACKENDS[backend][0]} as backend; os.chdir(sys.argv[1]); "
     program += "print(backend.build_sdist(sys.argv[2]), backend.build_editable(sys.argv[2]))"
     done = run_python(program, str(source), str(tmp_path / "made"))
     sdist, editable = done.stdout.split()[-2:]
@@ -253,8 +249,8 @@ def test_a_wheel_that_another_hook_has_tagged_keeps_its_tag(tmp_path, monkeypatc
     monkeypatch.setattr(hatch_hook, "code_for_wheel", lambda *rest: {name: code})
     own = "from hatchling.builders.hooks.plugin.interface import BuildHookInterface\nclass Hook(BuildHookInterface):\n"
     own += " def initialize(self, version, build_data): build_data.update({})\n"
-    text, section = BACKENDS["hatchling"]
-    monkeypatch.setitem(BACKENDS, "hatchling", (f"{text}[tool.hatch.build.targets.wheel.hooks.custom]\n", section))
+    module, more, section = BACKENDS["hatchling"]
+    monkeypatch.setitem(BACKENDS, "hatchling", (module, f"{more}[tool.hatch.build.targets.wheel.hooks.custom]\n", section))
     tags = []
     for given in ("pure_python=False", "pure_python=False, tag='cp311-cp311-linux_riscv64'"):
         source = project(tmp_path / str(len(tags)), "hatchling", 'package = "tiny"\n')

@@ -135,10 +135,9 @@ def test_wherever_the_name_stands(code):
     many = " + ".join(f"x.a{i}" for i in range(300))
     for source in (code, f"{many} + {code}"):
         assert digest(1, source) != digest(2, source)
+        modules = [module(used=each, inner=module(used=each)) for each in (1, 2)]
         for used in ("value.used", "value.inner.used"):
-            source = source.replace("value", used)
-            assert len({digest(module(used=each, inner=module(used=each)), source) for each in (1, 2)}) == 2
-            source = source.replace(used, "value")
+            assert len({digest(each, source.replace("value", used)) for each in modules}) == 2
 
 
 def test_calls_are_followed():
@@ -474,20 +473,17 @@ REGISTERED = {
     "a registry of one's own": "mine = imputils.Registry('mine')\n@mine.lower('zork', Kind)\n"
     "def lowered(context, builder, sig, args): return LIMIT\ncpu_target.target_context.install_registry(mine)",
 }
+
+
 @pytest.mark.parametrize("what", REGISTERED)
 def test_what_is_registered(what, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     name = f"extension_{list(REGISTERED).index(what)}_of_the_test"
     (tmp_path / f"{name}.py").write_text(TYPE + REGISTERED[what])
     importlib.invalidate_caches()
-    before = digest(1)
-    module = importlib.import_module(name)
-    found = [digest(1)]
-    assert name in extensions()
-    module.LIMIT = 2
-    found.append(digest(1))
-    module.LIMIT = 1
-    assert before not in found and found[0] != found[1] and digest(1) == found[0]
+    before, module = digest(1), importlib.import_module(name)
+    found = [digest(1) for module.LIMIT in (1, 2, 1)]
+    assert name in extensions() and before not in found and found[0] == found[2] != found[1]
 
 
 def test_an_object_whose_attributes_an_extension_reads(tmp_path, monkeypatch):

@@ -67,14 +67,12 @@ def test_what_cannot_be_pickled_or_whose_name_has_gone(folder, monkeypatch):
     assert folder.load("name", "key") is stat.S_ISREG
 
 
-def test_versions_share_a_folder(folder, monkeypatch):
-    keys = []
+def test_the_keys_of_native_code_have_numbas_version(monkeypatch):
+    keys = set()
     for version in ("0.0.1", "0.0.2"):
-        monkeypatch.setattr("fastexchange.ground.cfunction.numba.__version__", version)
-        keys.append(cfunction.code_cache._full_key(("raise",), "fastexchange.dispatch.boxing"))
-    for number, key in enumerate(keys):
-        assert folder.save("raise", key, number)
-    assert [folder.load("raise", key) for key in keys] == [0, 1]
+        monkeypatch.setattr(numba, "__version__", version)
+        keys.add(cfunction.code_cache._full_key(("raise",), "fastexchange.dispatch.boxing"))
+    assert len(keys) == 2
 
 
 # ---- damage ------------------------------------------------------------------------------------------------------------
@@ -358,8 +356,7 @@ def unpickled() -> None:
 
 
 class Noted:
-    def __reduce__(self):
-        return unpickled, ()
+    __reduce__ = lambda self: (unpickled, ())  # noqa: E731
 
 
 @pytest.mark.parametrize("kept_in", ["folder", "memory"])
@@ -370,7 +367,6 @@ def test_nothing_is_unpickled_before_its_key_and_checksum_are_right(kept_in, tmp
         one, other, third = (tmp_path / "folder" / f"name-{digest(key)}.entry" for key in ("one", "other", "third"))
         one.replace(other)
         third.write_bytes(third.read_bytes()[:-1] + b"!")
-        assert (folder.contents().entries, len(folder.contents().refused)) == (0, 2)
     else:
         folder.entries[digest("other")] = folder.entries[digest("one")]
         third = zlib.decompress(folder.entries[digest("third")])
