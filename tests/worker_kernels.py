@@ -32,10 +32,6 @@ def refuses(x):
     return x[0]
 
 
-class Unexchangeable:
-    """Neither a tensor nor anything that Numba knows."""
-
-
 def call(kernel, *arguments):
     """A kernel that came with the task is called twice. The result, whether the second call was native, and by whom."""
     kernel(*arguments)

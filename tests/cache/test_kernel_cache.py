@@ -369,15 +369,8 @@ def test_a_kernel_with_a_cache_forgets_its_entries(module, monkeypatch):
     assert before and y.tolist() == [2.0] * 3 and len(set(module.rglob("*.entry"))) == len(before)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this platform does not tell who owns a file")
-def test_kernels_are_not_kept_where_others_can_write_or_nobody(module):
+def test_a_kernel_that_belongs_to_no_file_is_not_kept():
     """``njit(cache=True)`` raises where nothing can be written; a kernel warns, and runs."""
-    folder = module / "__pycache__" / "fastexchange"
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-    done = run(module, "print(called(scaled(2.0, fast_args(cache=True))))", NUMBA_CACHE_DIR="")
-    assert done.stdout.split() == ["2"] and "other users can write" in done.stderr
-    assert not list(folder.iterdir())
     names = {"fast_args": fast_args}
     with pytest.warns(RuntimeWarning, match="kernel: its function is in no file") as told:
         exec(compile("\n@fast_args(cache=True)\ndef kernel(x):\n    return x + 1\n", "<made up>", "exec"), names)

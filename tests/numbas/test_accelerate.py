@@ -225,12 +225,13 @@ def test_code_that_is_kept_by_numba_alone_is_no_warning(cache):
 
 
 def test_a_folder_that_others_can_write_to(cache):
-    """Code is kept in Numba's files then, not in ours."""
+    """A kernel warns, and is compiled by each process; the code of what is accelerated is kept in Numba's files, not in ours."""
     assert accelerated(add, cache=True)(1, 2) == 3
     (folder,) = cache.rglob(FOLDER)
     folder.chmod(0o777)
+    before = {*folder.iterdir()}
     with pytest.warns(RuntimeWarning, match="other users can write"):
-        fast_args(cache=True)(add)
+        assert fast_args(cache=True)(add)(1.5, 2) == 3.5 and {*folder.iterdir()} == before
     for hits in (0, 1):
         kernel = accelerated(add, cache=True)
         assert [kernel(x, 2) for x in (1, 2)] == [3, 4] and sum(kernel.stats.cache_hits.values()) == hits

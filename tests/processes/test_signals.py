@@ -43,12 +43,11 @@ compiled = functools.cache(lambda function, **options: numba.njit(**options)(fun
 @pytest.fixture(autouse=True)
 def _default_handler():
     """Ctrl-C raises KeyboardInterrupt, whatever the test run's own handler is; nothing is pending afterwards."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    with contextlib.suppress(KeyboardInterrupt):
-        for _ in range(3):
-            pass
-    signal.signal(signal.SIGINT, before)
+    with handled(SIGINT, signal.default_int_handler):
+        yield
+        with contextlib.suppress(KeyboardInterrupt):
+            for _ in range(3):
+                pass
 
 
 def end_of(function, *arguments):
@@ -381,8 +380,7 @@ class Interrupts(event.Listener):
     def __init__(self, at: int):
         self.at, self.count = at, 0
 
-    def on_end(self, happened):
-        pass
+    def on_end(self, happened): ...
 
     def on_start(self, happened):
         self.count += 1
