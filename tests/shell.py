@@ -16,8 +16,7 @@ ROOT = Path(fastexchange.__file__).resolve().parents[1]
 
 def run(*arguments: str, path: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
     """The command line in a new process, `path` first among the places that modules are imported from."""
-    found = [str(path)] if path else []
-    search = os.pathsep.join([*found, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    search = os.pathsep.join(str(place) for place in (path, ROOT, os.environ.get("PYTHONPATH")) if place)
     command = [sys.executable, "-m", "fastexchange", *map(str, arguments)]
     given = {**os.environ, "PYTHONPATH": search, "COLUMNS": "100", "FORCE_COLOR": "", **environment}
     return subprocess.run(command, env=given, capture_output=True, text=True, timeout=300)

@@ -70,13 +70,8 @@ import sys
 import numpy as np
 from numba.core import event
 
-class Compiled(event.Listener):
-    names = []
-    def on_start(self, event):
-        self.names.append(event.data["dispatcher"].py_func.__name__)
-    def on_end(self, event):
-        pass
-event.register("numba:compile", Compiled())
+compiled = event.RecordingListener()
+event.register("numba:compile", compiled)
 import carrier.kernels as k
 if "change" in sys.argv:
     k.FACTOR = 3.0
@@ -85,7 +80,7 @@ try:
     k.scaled(np.ones(1), -1.0)
 except ValueError as error:
     print(error)
-print(Compiled.names)
+print([each.data["dispatcher"].py_func.__name__ for _, each in compiled.buffer if each.is_start])
 """
 RESULTS = "(array([0., 4., 8.]), 3.0) [3. 3.] 4.0 8\nk is negative\n"
 

@@ -43,10 +43,6 @@ def test_signatures(signature):
     assert kernel(np.ones(2), 3) == 6.0 and kernel.counts().compiled == 1
 
 
-def literal(x, axis):
-    return np.concatenate((x, x), axis)
-
-
 @pytest.mark.parametrize(("function", "arguments", "expected"), [
     (lambda a, *rest: a + rest[1], (1, 2, 3.5), 4.5),
     (lambda a, *, b=2: a + b, (1,), 3),
@@ -54,7 +50,7 @@ def literal(x, axis):
     (lambda values: values[0], (numba.typed.List([1, 2]),), 1),
     (lambda values: values[0], ([3, 2],), 3),
     (lambda arrays: arrays[0].sum(), ([np.ones(2), np.ones(3)],), 2.0),
-    (literal, (np.ones((1, 1)), 0), [[1.0], [1.0]]),
+    (lambda x, axis: np.concatenate((x, x), axis), (np.ones((1, 1)), 0), [[1.0], [1.0]]),
     (lambda a: a, (2**63,), 2**63),
     (lambda x: x.sum(), (np.ones(3, np.float16),), 3.0),
 ])  # fmt: skip
