@@ -182,6 +182,8 @@ def test_code_that_does_not_fit_costs_a_compilation(copied):
     file.write_bytes(damaged)
     output, compiled = called(copied)
     assert output == RESULTS and set(compiled) >= {"scaled", "rooted", "doubled"}
+    said = printed(copied, "from fastexchange.command import probe; print(*probe._code_of_packages())")  # doctor's words
+    assert "carrier" in said and "checksum is wrong" in said, said
     file.write_bytes(data)
     assert called(copied, NUMBA_BOUNDSCHECK="1")[1] != []  # made with another setting
 
