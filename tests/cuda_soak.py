@@ -40,10 +40,10 @@ def paths(stub, package) -> tuple[dict, list, list]:
     from fastexchange import CudaError
 
     random.seed(7)
-    kernels, held = [kernel_of(package, parameters) for parameters in ("", "x", "x, y", "x, y, z")], []
+    kernels = [kernel_of(package, parameters) for parameters in ("", "x", "x, y", "x, y, z")]
     world, maker = World(stub, package), Maker(stub, package, is_new=False)
-    x, known = world.mine(), package.to_device(np.zeros(5, np.float32))
-    dates = package.to_device(np.zeros(3, "M8[s]"))
+    x, known, dates = world.mine(), package.to_device(np.zeros(5, np.float32)), package.to_device(np.zeros(3, "M8[s]"))
+    held = [x, known, dates]
 
     def failing(function, code, arguments, after=0):
         stub.fail(function, code, after=after)
@@ -69,8 +69,7 @@ def paths(stub, package) -> tuple[dict, list, list]:
     for name, (make, kind, _) in REFUSED.items():
         held.append(make(maker))
         ways[name] = partial(is_refused, partial(kernels[1][1, 32], held[-1]), kind)
-    held = [each for each in [*held, x, known, dates] if not isinstance(each, int | float | str | None)]
-    return ways, held, [world.ledger, maker.ledger]
+    return ways, [each for each in held if not isinstance(each, int | float | str | None)], [world.ledger, maker.ledger]
 
 
 def soak(stub, name: str, launches: int) -> bool:
@@ -95,13 +94,13 @@ def soak(stub, name: str, launches: int) -> bool:
     gc.collect()
     now = [sys.getrefcount(thing) for thing in held]
     resident, blocks, _ = (later - earlier for later, earlier in zip(measured(), before, strict=True))
-    tensors = {id(thing): thing.exported - thing.deleted for thing in held if hasattr(thing, "deleted")}
+    tensors = [thing.exported - thing.deleted for thing in held if hasattr(thing, "deleted")]
     checks = {
         "memory has grown": resident > RESIDENT_BOUND or blocks > BLOCKS_BOUND,
         f"references to the arguments were {references} and are {now}": now != references,
         "exports were not given back once": any(ledger.out or ledger.made != ledger.deleted for ledger in ledgers),
         "events were not destroyed once": events[EVENTS[0]] != events[EVENTS[1]],
-        f"exports of the tensors that are out: {tensors}": any(tensors.values()),
+        f"exports of the tensors that are out: {tensors}": any(tensors),
         "another context is current": stub.current_context() not in (0, stub.primary_context(0)),
     }
     wrong = [what for what, is_wrong in checks.items() if is_wrong]

@@ -72,6 +72,20 @@ def launched(record, call, *arguments, **named):
     return made
 
 
+def ordered(own: int, others: list[int]) -> list[tuple[str, int]]:
+    """The log of a launch on stream `own` that is ordered before and after the work on the others."""
+    before = [entry for other in others for entry in (("cuEventRecord", other), ("cuStreamWaitEvent", own))]
+    after = [entry for other in others for entry in (("cuEventRecord", own), ("cuStreamWaitEvent", other))]
+    return [*before, ("cuLaunchKernel", own), *after]
+
+
+def check_order(stub, own: int, others: list[int]) -> None:
+    """The log is that of one such launch."""
+    assert [(each.api, each.stream) for each in stub.log] == ordered(own, others)
+    events = [each.event for each in stub.log if each.event]
+    assert events[::2] == events[1::2], "each wait is for the event recorded just before"
+
+
 @contextlib.contextmanager
 def traced(stub):
     """The names of the driver's functions that are called meanwhile; filled at the end."""

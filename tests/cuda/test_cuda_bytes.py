@@ -20,7 +20,7 @@ from cuda_checks import is_refused, launched
 from cuda_tensors import DeviceTensor
 from launches import ExportedTensor, Interface, address, device_array, function_of, kernel_of, launch_cached
 
-from fastexchange import fast_args
+from fastexchange import CudaError, fast_args
 from fastexchange._abi import ffi
 
 pytestmark = pytest.mark.both_packages
@@ -197,17 +197,21 @@ def test_configurations(record, package):
 
 
 def test_cooperative_launches(record, package):
+    """More blocks than run at the same time are refused, and the next launch is as before."""
     body = "g = cg.this_grid(); g.sync()"
     function_of(1, body).__globals__["cg"] = package.cg
     check(record, package, [1.0], (2, 32), body=body)
-    assert record.launches[-1].cooperative
+    kernel = kernel_of(package, 1, body)
+    launch_cached(kernel[2, 32], 1.0)
+    for refused in (lambda: kernel[10**6, 1024](1.0), kernel[10**6, 1024].bind(1.0)):
+        is_refused(refused, CudaError, "kernel() was not launched", "COOPERATIVE_LAUNCH_TOO_LARGE", "same time")
+    kernel[2, 32].bind(1.0)()
+    assert {(each.cooperative, each.api) for each in record.launches} == {(True, "cuLaunchKernelEx")}
 
 
 def test_clusters(record, package):
-    if package.__name__ == "numba.cuda":
-        pytest.skip("numba-cuda launches no clusters")
-    if package.get_current_device().compute_capability < (9, 0):
-        pytest.skip("devices of compute capability below 9.0 have no clusters")
+    if package.__name__ == "numba.cuda" or package.get_current_device().compute_capability < (9, 0):
+        pytest.skip("numba-cuda launches no clusters, nor do devices of compute capability below 9.0")
     check(record, package, [1.0], ((8, 2, 1), 32, 0, 0, (2, 2, 1)))
     launch = record.launches[-1]
     assert launch.cluster == (2, 2, 1) and launch.api == "cuLaunchKernelEx" and not launch.cooperative
@@ -264,12 +268,10 @@ def test_a_cached_launch_is_as_the_first_one_with_a_type(cached, record, case):
     changing._managed.dl_tensor = tensors[1]._managed.dl_tensor
     record.clear()
     if case in REFUSED:
-        said = [is_refused(functools.partial(cached, each, 2.5), BufferError) for each in tensors]
-        assert len(set(said)) == 1 and not record.launches
-    else:
-        for tensor in tensors:
-            cached(tensor, 2.5)
-        assert len(record.launches) == 3 and len(set(record.launches)) == 1  # also the kernel: another one for other layouts
+        assert len({is_refused(functools.partial(cached, each, 2.5), BufferError) for each in tensors}) == 1
+        assert not record.launches
+    else:  # also the kernel is the same: another one for other layouts
+        assert len({launched(record, cached, tensor, 2.5) for tensor in tensors}) == 1
     changing._managed.dl_tensor = original[0]
     cached(changing, 2.5)
     assert record.launches[-1] == usual

@@ -13,7 +13,7 @@ import cupy_stub
 import numpy as np
 import pytest
 from children import at_once
-from cuda_checks import is_refused, new_stream, traced
+from cuda_checks import check_order, is_refused, new_stream, traced
 from cuda_tensors import DeviceTensor
 from launches import elementwise, launch_cached
 from stub_processes import is_installed, run_with_cupy
@@ -32,14 +32,6 @@ def cupy(stub_or_none, package):
     import cupy
 
     return cupy
-
-
-@pytest.fixture
-def runtime(stub):
-    """CUDA's runtime, as CuPy has it on the stub."""
-    found = cupy_stub.load(stub, cupy_stub.DEVICES)
-    yield found
-    found.device = 0
 
 
 @pytest.fixture
@@ -90,21 +82,10 @@ def test_records_are_refused_as_without_native_code(record, cupy, kernels, on_in
 
 
 def test_new_arrays_each_time_and_in_tuples(record, cupy, kernels):
-    launcher = kernels[2][1, 32]
-
-    def arrays():
-        return cupy.empty((3,), "f4"), cupy.empty((3, 2), "i4")
-
-    for _ in range(3):
-        x, y = arrays()
-        launch_cached(launcher, x, (2, (y, 1.5)))
-    before = kernels[2].counts()
     for _ in range(9):
-        x, y = arrays()
-        launcher(x, (2, (y, 1.5)))
-        packed = record.launches[-1].packed
-        assert all(each.data.ptr.to_bytes(8, sys.byteorder) in packed for each in (x, y))
-    assert (kernels[2].counts().fast, kernels[2].counts().slow) == (before.fast + 9, before.slow)
+        x, y = cupy.empty((3,), "f4"), cupy.empty((3, 2), "i4")
+        launch_cached(kernels[2][1, 32], x, (2, (y, 1.5)))
+        assert all(each.data.ptr.to_bytes(8, sys.byteorder) in record.launches[-1].packed for each in (x, y))
 
 
 def test_a_changed_shape_is_seen(record, cupy, kernels):
@@ -147,8 +128,6 @@ def test_kernels_for_the_cpu_refuse_them(cupy, kernels):
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
-
-
 def external(cupy):
     """A new stream of CuPy's, made by the driver."""
     handle = new_stream()
@@ -168,16 +147,12 @@ def test_the_current_stream_of_the_thread(record, cupy, kernels):
         bound()
         assert {each.stream for each in record.launches[-2:]} == {expected}
 
-    def is_legacy() -> None:
-        launcher(array)
-        assert record.launches[-1].stream == legacy
-
     check(legacy)
     with outer:
         check(outer.ptr)
         with inner:
             check(inner.ptr)
-            at_once(is_legacy)
+            at_once(lambda: check(legacy))
             check(inner.ptr)
         check(outer.ptr)
     inner.use()
@@ -194,9 +169,7 @@ def test_a_stream_that_is_given_waits_for_the_current_one(stub, cupy, kernels):
         for _ in range(2):
             stub.clear()
             kernels[1][1, 32, given](array)
-            waits = [("cuEventRecord", stream.ptr), ("cuStreamWaitEvent", given)]
-            back = [("cuEventRecord", given), ("cuStreamWaitEvent", stream.ptr)]
-            assert [(each.api, each.stream) for each in stub.log] == [*waits, ("cuLaunchKernel", given), *back]
+            check_order(stub, given, [stream.ptr])
         stub.clear()
         launch_cached(kernels[1][1, 32, stream], array)
         assert {each.api for each in stub.log} == {"cuLaunchKernel"}
@@ -213,9 +186,7 @@ def test_beside_tensors_of_others(stub, cupy, kernels):
             stub.clear()
             DeviceTensor.streams[0] = other = new_stream()
             kernels[2][1, 32](*arguments)
-        (launch,) = stub.launches
-        assert launch.stream == (stream.ptr if order == 1 else other)
-        assert len([each for each in stub.log if each.event]) == 4
+        check_order(stub, *((stream.ptr, [other]) if order == 1 else (other, [stream.ptr])))
 
 
 _OF_THREADS = """
@@ -243,10 +214,10 @@ def over(cupy, address: int, device: int = 0):
     return cupy.ndarray((3,), "f4", unowned(cupy, address, device))
 
 
-def test_an_array_of_another_device(stub, cupy, runtime, kernels, on_interface):
-    runtime.device = 2
-    array = cupy.empty((3,), "f4")
-    runtime.device = 0
+def test_an_array_of_another_device(stub, cupy, kernels, on_interface, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(cupy_stub.load(stub, cupy_stub.DEVICES), "device", 2)
+        array = cupy.empty((3,), "f4")
     for each in (array, over(cupy, stub.allocate(64, 2), 2), over(cupy, stub.allocate(64, 2), 0)):
         check_like_interface(stub, kernels[1], each, on_interface(each))
         assert stub.launches[-1].device == 2
@@ -275,12 +246,11 @@ def test_pools_of_other_memory(stub, cupy, kernels):
 
 
 def test_only_what_is_not_cupys_is_asked_of_the_driver(stub, cupy, kernels):
-    ours, others = cupy.empty((3,), "f4"), over(cupy, stub.allocate(64))
-    for array in (ours, others):
+    # Before CuPy 14 a pool's memory does not say of what it is a part.
+    for array, is_known in ((cupy.empty((3,), "f4"), fields().pooled_type != 0), (over(cupy, stub.allocate(64)), False)):
         launch_cached(kernels[1][1, 32], array)
         with traced(stub) as calls:
             kernels[1][1, 32](array)
-        is_known = array is ours and fields().pooled_type != 0  # before CuPy 14 a pool's memory does not say of what it is a part
         assert ("cuPointerGetAttribute" in calls) is not is_known
 
 
@@ -378,13 +348,7 @@ def test_results(cupy, scaled, dtype, part):
 
 @gpu
 def test_results_of_booleans_and_elements(cupy, package):
-    def turned(x, number, out):
-        i = package.grid(1)
-        if i < out.shape[0]:
-            out[i] = not x[i]
-            number[()] = 42
-
-    kernel = fast_args(package.jit(turned))[1, 32]
+    kernel = fast_args(elementwise(package, "turned(x, number, out)", "out[i], number[()] = not x[i], 42"))[1, 32]
     given = np.random.default_rng(0).random(20) > 0.5
     x = cupy.asarray(given)
     for _ in range(4):
@@ -413,23 +377,21 @@ def test_a_launch_is_between_cupys_own(cupy, scaled, name):
     """It reads what CuPy writes late on its current stream, and CuPy reads there what the launch writes."""
     module = cupy.RawModule(code=_CUPYS)
     late, copy = module.get_function("late"), module.get_function("copy")
-    size = 200
-    x, out, y = (cupy.zeros((size,), "f4") for _ in range(3))
+    x, out, y = (cupy.zeros((200,), "f4") for _ in range(3))
     scaled[1](x, out)
     cupy.cuda.Device().synchronize()
     with STREAMS[name](cupy.cuda.Stream) as stream:
         for number in range(1, 9):
-            late((1,), (size,), (x, np.float32(number), np.int64(5_000_000)))
+            late((1,), (200,), (x, np.float32(number), np.int64(5_000_000)))
             scaled[1](x, out)
-            copy((1,), (size,), (out, y))
+            copy((1,), (200,), (out, y))
             stream.synchronize()
-            np.testing.assert_array_equal(y.get(), np.full(size, 2 * number + 1, "f4"), f"launch {number}")
+            np.testing.assert_array_equal(y.get(), np.full(200, 2 * number + 1, "f4"), f"launch {number}")
 
 
 @gpu
 def test_a_graph(cupy, scaled):
-    size = 200
-    x, out, stream = cupy.zeros((size,), "f4"), cupy.zeros((size,), "f4"), cupy.cuda.Stream(non_blocking=True)
+    x, out, stream = cupy.zeros((200,), "f4"), cupy.zeros((200,), "f4"), cupy.cuda.Stream(non_blocking=True)
     scaled[1](x, out)
     cupy.cuda.Device().synchronize()
     with stream:
@@ -437,11 +399,11 @@ def test_a_graph(cupy, scaled):
         scaled[1](x, out)
         graph = stream.end_capture()
     for number in range(1, 4):
-        x.set(np.full(size, number, "f4"))
+        x.set(np.full(200, number, "f4"))
         cupy.cuda.Device().synchronize()
         graph.launch(stream)
         stream.synchronize()
-        np.testing.assert_array_equal(out.get(), np.full(size, 2 * number + 1, "f4"))
+        np.testing.assert_array_equal(out.get(), np.full(200, 2 * number + 1, "f4"))
 
 
 ALLOCATORS = {

@@ -1,5 +1,6 @@
 """What the tests rely on: the driver stub; and where there is a GPU, proved without one, the recorder of launches and digests."""
 
+import functools
 import shutil
 import sys
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import cuda_stub
 import numpy as np
 import pytest
 from comparing import MAGIC, digest_of
+from cuda_checks import both_ways
 from cuda_tensors import DeviceTensor
 from interpreter import run_python
 from launches import address, kernel_of
@@ -31,8 +33,7 @@ def test_the_recorder_sees_what_the_stub_records(stub, package):
 
     with Recorder() as recorder:
         for configuration in configurations:
-            for _ in range(4):
-                kernel[configuration](*arguments)
+            both_ways(functools.partial(kernel[configuration], *arguments))
             kernel[configuration].bind(*arguments)()
         kernel.forall(1000)(*arguments)
         fast_args(package.jit(synchronises))[2, 32](1.5)

@@ -1,5 +1,6 @@
 """``measure`` of launches: what is launched for it, what it attributes to whom, and that arguments stay as they are."""
 
+import functools
 import itertools
 import warnings
 
@@ -44,16 +45,14 @@ def test_parts_of_a_launch(stub_or_none, package):
     assert report.to_dict()["callee"] == "cuLaunchKernel" and "cuLaunchKernel" in report._repr_html_()
 
 
-@pytest.mark.parametrize("configuration", [(3, 64), (3, 64, "stream", 100), ((2, 2), (8, 8)), 1000, "cluster"], ids=str)
+@pytest.mark.parametrize("configuration", [(3, 64), (3, 64, "stream", 100), ((2, 2), (8, 8)), 1000, (4, 32, None, 0, 2)], ids=str)
 def test_what_is_launched(stub, package, monkeypatch, configuration):
     """The launch's stream, block and shared memory; the driver's alone have the launch's parameters, by number and size."""
     monkeypatch.setattr(launches, "_IN_A_ROW", 4)
     kernel, stream = writer(package), new_stream()
     x, y = (DeviceTensor((4,), data=address(package)) for _ in range(2))
-    if configuration == "cluster":
-        if package.__name__ == "numba.cuda":
-            pytest.skip("it has no clusters")
-        configuration = (4, 32, None, 0, 2)
+    if configuration == (4, 32, None, 0, 2) and package.__name__ == "numba.cuda":
+        pytest.skip("it has no clusters")
     if isinstance(configuration, tuple):
         launcher = kernel[tuple(stream if each == "stream" else each for each in configuration)]
     else:
@@ -101,18 +100,15 @@ def test_declared_signatures_and_objects_with_an_interface(stub_or_none, package
 def test_what_is_refused(package, monkeypatch):
     kernel, x, host = writer(package), tensor(package, (4,)), np.zeros(4, np.float32)
     launcher, debugged, array = kernel[1, 32], writer(package, debug=True, opt=False)[1, 32], package.to_device(host)
-    refused = [
-        (lambda: measure(kernel, 2.0, x, x), TypeError, "say how to launch this one for CUDA: measure(kernel[grid, block], ...)"),
-        (lambda: measure(launcher, 2.0, host, host), TypeError, "fastexchange does not make this launch of"),
-        (lambda: measure(debugged, 2.0, x, x), TypeError, "debug=True"),
-        (lambda: measure(debugged, 2.0, array, array), TypeError, "debug=True"),
-        (lambda: measure(launcher, 2.0, DeviceTensor((4,), device_type=1), x), BufferError, "write(): argument 'x'"),
-        (lambda: measure(launcher, 2.0), TypeError, "missing"),
-        (lambda: measure(kernel[1, 2000], 2.0, x, x), CudaError, "write() was not launched"),
-        (lambda: measure(launcher, 2.0, x, x, rounds=0), ValueError, "rounds"),
-    ]  # fmt: skip
-    for call, kind, text in refused:
-        is_refused(call, kind, text)
+    for given, kind, text in (
+        ((kernel, 2.0, x, x), TypeError, "say how to launch this one for CUDA: measure(kernel[grid, block], ...)"),
+        ((launcher, 2.0, host, host), TypeError, "fastexchange does not make this launch of"),
+        ((debugged, 2.0, x, x), TypeError, "debug=True"), ((debugged, 2.0, array, array), TypeError, "debug=True"),
+        ((launcher, 2.0, DeviceTensor((4,), device_type=1), x), BufferError, "write(): argument 'x'"),
+        ((launcher, 2.0), TypeError, "missing"), ((kernel[1, 2000], 2.0, x, x), CudaError, "write() was not launched"),
+    ):  # fmt: skip
+        is_refused(functools.partial(measure, *given), kind, text)
+    is_refused(lambda: measure(launcher, 2.0, x, x, rounds=0), ValueError, "rounds")
     assert kernel.counts() == (0, 0, 0)
     # That the package launches it turns out when the kernel is loaded, and its parameters are compared.
     monkeypatch.setattr(specialising, "is_as_driver_says", lambda *words: False)

@@ -31,14 +31,12 @@ def test_tensors_decide(record, package, launch):
             array = make(3)
             kernel(2.0, array)
             assert array.tolist() == [2.0] * 3
-        assert record.launches == []
         for there in (x, Interface(x), device_array(package, x)):
             kernel(2.0, there)
             kernel(a1=there, a0=2.0)
-        assert len(record.launches) == 6 and len({each.packed for each in record.launches}) == 1
-        made = record.launches[-1]
-        assert is_for_tasks(made, 600) if launch == "a1[n] -> n" else (made.grid, made.shared) == ((4, 1, 1), 64)
-        record.clear()
+    made = record.launches[-1]
+    assert len(record.launches) == 24 and len({each.packed for each in record.launches}) == 1
+    assert is_for_tasks(made, 600) if launch == "a1[n] -> n" else (made.grid, made.shared) == ((4, 1, 1), 64)
 
 
 @pytest.mark.parametrize("make", CPU_ARRAYS)
@@ -81,27 +79,20 @@ def test_the_kernel_for_cuda_by_itself(record, package):
     assert fast_args(kernel) is kernel
 
 
-BAD_OPTIONS = [  # without launch, without cuda, and so on: what is given beside a function for the CPU
-    (TypeError, "needs launch=", {"cuda": 1}),
-    (TypeError, "give it as cuda=", {"launch": (1, 1)}),
-    (TypeError, "@cuda.jit dispatcher", {"cuda": lambda a0: None, "launch": (1, 1)}),
-    (TypeError, "for the CPU", {"cuda": fast_args(lambda a0: None), "launch": (1, 1)}),
-    (TypeError, "the same parameters", {"cuda": 2, "launch": (1, 1)}),
-    (TypeError, "launch is (grid, block)", {"cuda": 1, "launch": 5}),
-    (ValueError, "", {"cuda": 1, "launch": (1,)}),
-    (TypeError, "cannot be given with out=", {"cuda": 1, "launch": (1, 1), "out": "a0[n]"}),
-]
-
-
 def test_bad_options(package):
-    def function(a0):
-        pass
-
-    dispatchers = {count: dispatcher_of(package, count) for count in (1, 2)}
-    for kind, text, options in BAD_OPTIONS:
-        given = {name: dispatchers.get(value, value) if name == "cuda" else value for name, value in options.items()}
-        is_refused(lambda: fast_args(function, **given), kind, text)  # noqa: B023
-    is_refused(lambda: fast_args(dispatchers[1], cuda=dispatchers[1], launch=(1, 1)), TypeError)
+    one, two = (dispatcher_of(package, count) for count in (1, 2))
+    for kind, text, options in (  # what is given beside a function for the CPU
+        (TypeError, "needs launch=", {"cuda": one}),
+        (TypeError, "give it as cuda=", {"launch": (1, 1)}),
+        (TypeError, "@cuda.jit dispatcher", {"cuda": lambda a0: None, "launch": (1, 1)}),
+        (TypeError, "for the CPU", {"cuda": fast_args(lambda a0: None), "launch": (1, 1)}),
+        (TypeError, "the same parameters", {"cuda": two, "launch": (1, 1)}),
+        (TypeError, "launch is (grid, block)", {"cuda": one, "launch": 5}),
+        (ValueError, "", {"cuda": one, "launch": (1,)}),
+        (TypeError, "cannot be given with out=", {"cuda": one, "launch": (1, 1), "out": "a0[n]"}),
+    ):
+        is_refused(functools.partial(fast_args, lambda a0: None, **options), kind, text)
+    is_refused(lambda: fast_args(one, cuda=one, launch=(1, 1)), TypeError)
 
 
 def test_defaults_and_threads_under_one_name(record, package):
@@ -110,13 +101,7 @@ def test_defaults_and_threads_under_one_name(record, package):
         a0[0] += a1
 
     x, arrays = tensor(package), np.zeros((2, 3))
-
-    def work(array):
-        for _ in range(50):
-            kernel(x)
-            kernel(array)
-
-    at_once(*[functools.partial(work, array) for array in arrays])
+    at_once(*[lambda array=array: [(kernel(x), kernel(array)) for _ in range(50)] for array in arrays])
     assert arrays[:, 0].tolist() == [75.0] * 2 and len(record.launches) == 100
     assert len({each.packed for each in record.launches}) == 1
     assert record.launches[0].parameters[-1] == np.float64(1.5).tobytes()

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from children import at_once
-from cuda_checks import both_ways, launched, new_stream, traced
+from cuda_checks import both_ways, check_order, launched, new_stream, ordered, traced
 from cuda_producers import FAILURES, HOST, MANAGED, ArrayInterface, Exports, FailingTensor, Wrapper
 from cuda_tensors import DeviceTensor, OtherTensor
+from launches import Interface, launch_cached
 from made_producers import Ledger
 from stub_processes import PACKAGES, run_package
 
@@ -98,19 +99,6 @@ WHERE = {
     "an export beside an array": (lambda w: [w.exports(), w.array()], None, 0, "array's", []),
     "an export after an array": (lambda w: [w.array(), w.exports()], None, 0, "array's", []),
 }  # fmt: skip
-
-
-def ordered(own: int, others: list[int]) -> list[tuple[str, int]]:
-    """The log of a launch on stream `own` that is ordered before and after the work on the others."""
-    before = [entry for other in others for entry in (("cuEventRecord", other), ("cuStreamWaitEvent", own))]
-    after = [entry for other in others for entry in (("cuEventRecord", own), ("cuStreamWaitEvent", other))]
-    return [*before, ("cuLaunchKernel", own), *after]
-
-
-def check_order(stub, own: int, others: list[int]) -> None:
-    assert [(each.api, each.stream) for each in stub.log] == ordered(own, others)
-    events = [each.event for each in stub.log if each.event]
-    assert events[::2] == events[1::2], "each wait is for the event recorded just before"
 
 
 @pytest.mark.parametrize("name", WHERE)
@@ -216,36 +204,26 @@ def test_tensors_on_different_devices_are_refused(stub, kernels):
     first, second = DeviceTensor((4,)), DeviceTensor((4,), device=1)
     for each in (first, second):
         both_ways(functools.partial(kernels[2][1, 32], each, each))
-    stub.clear()
     DeviceTensor.streams[0], OtherTensor.streams[1] = new_stream(0), new_stream(1)
     other, array = OtherTensor((4,), device=1), ArrayInterface(stub, device=1, stream=OtherTensor.streams[1])
     exports = Exports(Ledger(), device=1)
     for value in (second, other, array, exports, (3, second), (array, second)):
-        with traced(stub) as calls, pytest.raises(BufferError, match=r"'y' \(position 1\).*kDLCUDA:1.*kDLCUDA:0"):
-            kernels[2][1, 32](first, value)
+        with traced(stub) as calls:
+            with pytest.raises(BufferError, match=r"'y' \(position 1\).*kDLCUDA:1.*kDLCUDA:0"):
+                kernels[2][1, 32](first, value)
+            with pytest.raises(BufferError, match=r"kDLCUDA:0.*kDLCUDA:1"):
+                kernels[2][1, 32](value, first)
         assert not {"cuEventRecord", "cuLaunchKernel", "cuEventCreate"} & set(calls)
-        with pytest.raises(BufferError, match=r"kDLCUDA:0.*kDLCUDA:1"):
-            kernels[2][1, 32](value, first)
-    assert not stub.launches
     exports.ledger.check(0)
-
-
-class _First(DeviceTensor):
-    """A tensor that the packages themselves understand, too."""
-
-    @property
-    def __cuda_array_interface__(self):
-        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.data, False), "version": 3}
-
-
-class _Second(OtherTensor):
-    __cuda_array_interface__ = _First.__cuda_array_interface__
 
 
 @pytest.mark.both_packages
 def test_a_launch_of_the_packages_own_is_ordered_too(stub, kernels, world, package):
+    """Of tensors that the packages themselves understand."""
     dates = package.to_device(np.zeros(4, "M8[s]"))
-    x, y = (cls((4,), data=stub.allocate(16)) for cls in (_First, _Second))
+    x, y = (type("Both", (cls,), {})((4,), data=stub.allocate(16)) for cls in (DeviceTensor, OtherTensor))
+    for each in (x, y):
+        type(each).__cuda_array_interface__ = Interface(each).__cuda_array_interface__
     mine, other, third, given = (world.streams[name, 0] for name in ("mine", "other's", "array's", "given"))
     kernels[2][1, 32](dates, x)
     kernels[2][1, 32, given](dates, x)
@@ -279,29 +257,19 @@ for device in (2, 1, 0):
     fast_args(cuda.jit(lambda x: None))[1, 32](DeviceTensor((4,), device=device))
     print(stub.current_context() == int(context), stub.launches[-1].device)
 """
-SAID = {
-    "each architecture has a kernel of its own": (_ARCHITECTURES, "[0, 1, 2, 1, 0] 3\n"),
-    "the first use of a device leaves the current context": (_CONTEXT, "True 2\nTrue 1\nTrue 0\n"),
-}
+@pytest.mark.both_packages
+def test_each_architecture_has_a_kernel_of_its_own(package):
+    assert run_package(_ARCHITECTURES, package) == "[0, 1, 2, 1, 0] 3\n"
 
 
 @pytest.mark.both_packages
-@pytest.mark.parametrize("name", SAID)
-def test_in_a_new_process(package, name):
-    code, said = SAID[name]
-    assert run_package(code, package) == said
+def test_the_first_use_of_a_device_leaves_the_current_context(package):
+    assert run_package(_CONTEXT, package) == "True 2\nTrue 1\nTrue 0\n"
 
 
 # ---- streams that are given, and producers that cannot tell theirs ----
-class _Says:
-    def __init__(self, said):
-        self.said = said
-
-    def __cuda_stream__(self):
-        return self.said
-
-
-_Property = type("_Property", (_Says,), {"__cuda_stream__": property(lambda self: self.said)})
+def _says(said):
+    return SimpleNamespace(__cuda_stream__=lambda: said)
 
 
 def _torch(handle):
@@ -309,8 +277,8 @@ def _torch(handle):
 
 
 KINDS = {
-    "__cuda_stream__": lambda handle: _Says((0, handle)),
-    "__cuda_stream__, a property": lambda handle: _Property((0, handle)), "torch": _torch,
+    "__cuda_stream__": lambda handle: _says((0, handle)),
+    "__cuda_stream__, a property": lambda handle: SimpleNamespace(__cuda_stream__=(0, handle)), "torch": _torch,
     "cupy": lambda handle: SimpleNamespace(ptr=handle), "int": int, "numpy int": np.int64,
     "CUstream": lambda handle: driver().bindings.CUstream(handle), "c_void_p": ctypes.c_void_p,
     "handle, a c_void_p": lambda handle: SimpleNamespace(handle=ctypes.c_void_p(handle)),
@@ -324,11 +292,10 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_that_is_given_wins(record, stub_or_none, kernels, kind):
     handle = new_stream()
-    DeviceTensor.streams[0] = OtherTensor.streams[0] = new_stream()
-    stream, x = KINDS[kind](handle), DeviceTensor((4,))
-    both_ways(lambda: kernels[2][1, 32, stream](x, OtherTensor((4,))))
-    for launch in (kernels[1][1, 32, stream], kernels[1].forall(5, 0, stream)):
-        launch(x)
+    DeviceTensor.streams[0] = new_stream()
+    stream = KINDS[kind](handle)
+    for launcher in (kernels[1][1, 32, stream], kernels[1].forall(5, 0, stream)):
+        launch_cached(launcher, DeviceTensor((4,)))
     seen = record.launches if stub_or_none is None else stub_or_none.log
     assert {(each.api, each.stream) for each in seen} == {("cuLaunchKernel", handle)}
 
@@ -338,7 +305,7 @@ def test_a_stream_that_is_given_wins(record, stub_or_none, kernels, kind):
 def test_default_streams_can_be_given(record, kernels, package, handle):
     DeviceTensor.streams[0] = new_stream()
     made = [package.default_stream, package.legacy_default_stream, package.per_thread_default_stream][handle]()
-    for stream in (handle, made, _torch(handle), _Says((0, handle)), ctypes.c_void_p(handle)):
+    for stream in (handle, made, _torch(handle), _says((0, handle)), ctypes.c_void_p(handle)):
         assert launched(record, kernels[1][1, 32, stream], DeviceTensor((4,))).stream == handle
 
 
@@ -349,7 +316,7 @@ class Framework:
 def empty(x):
     pass
 
-x, mine, other, framework = cuda.device_array(3), DeviceTensor((4,)), OtherTensor((4,)), Framework()
+x, mine, framework = cuda.device_array(3), DeviceTensor((4,)), Framework()
 own, kernel, debug = cuda.jit(empty), fast_args(cuda.jit(empty)), fast_args(cuda.jit(debug=True, opt=False)(empty))
 made = cuda.default_stream(), cuda.legacy_default_stream(), cuda.per_thread_default_stream()
 
@@ -362,12 +329,12 @@ def streams(launcher, argument):
 print(streams(kernel[1, 32], x), streams(kernel[1, 32], 7), streams(kernel[1, 32, 0], mine))
 print(*[streams(kernel[1, 32, stream], mine) for stream in (None, framework, 1)])
 print(*[streams(kernel[1, 32, stream], mine) for stream in made])
-print(streams(debug[1, 32], x), streams(debug[1, 32, Framework()], x))
+print(streams(debug[1, 32], x), streams(debug[1, 32, framework], x))
 if cuda.__name__ == "numba.cuda":  # the other's own launcher does not ask
     print(streams(own[1, 32], x))
 stub.clear()
 OtherTensor.streams[0] = 2
-fast_args(cuda.jit(lambda x, y: None))[1, 32](mine, other)
+fast_args(cuda.jit(lambda x, y: None))[1, 32](mine, OtherTensor((4,)))
 for each in stub.log:
     if each.api in ("cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernel"):
         print(each.api, each.stream)
@@ -385,9 +352,9 @@ def test_where_each_thread_has_a_default_stream_of_its_own(package):
 
 
 BAD = {
-    "(stream|handle)": [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _Says((0, -1)),
+    "(stream|handle)": [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _says((0, -1)),
                         _torch("x"), _torch(1.0)],
-    "version 1, only version 0": [_Says((1, 0))], r"is .*, not \(0, handle\)": [_Says(3), _Says((0, 1, 2))],
+    "version 1, only version 0": [_says((1, 0))], r"is .*, not \(0, handle\)": [_says(3), _says((0, 1, 2))],
 }  # fmt: skip
 
 
@@ -434,7 +401,7 @@ def test_a_launch_on_a_capturing_stream_is_captured(stub, kernels):
             bound()
         launches = stub.launches
         driver().call("cuStreamEndCapture", bindings.CUstream(stream))
-    assert len(launches) == 3 and all(each.graph for each in launches) and len({each.graph for each in launches}) == 1
+    assert len(launches) == 3 and launches[0].graph and len({each.graph for each in launches}) == 1
     assert set(calls) <= {"cuCtxGetCurrent", "cuLaunchKernel", "cuOccupancyMaxPotentialBlockSize", "cuFuncGetAttribute",
                           "cuCtxPushCurrent", "cuCtxPopCurrent"}  # fmt: skip
     kernels[1][1, 32](x)

@@ -15,13 +15,6 @@ from launches import ExportedTensor, address
 from made_producers import Dunder, Ledger, Tabled, capsule, export_versioned
 
 
-class _Liar(Exports):
-    """Says that it is on a device, and exports memory of the host."""
-
-    def __dlpack_device__(self):
-        return CUDA, 0
-
-
 class Own(Exception):
     pass
 
@@ -59,37 +52,29 @@ def _raise(error):
 
 # ---- memory of the host, and of devices that there are not --------------------------------------------------------------
 HOST = {
-    "a table": lambda m: m.tensor(device_type=1),
+    "a table": lambda m: m.tensor(device_type=1), "a wrapper": lambda m: Wrapper(m.tensor(device_type=1)),
     "a table that only exports": lambda m: m.tensor(cls=ExportedTensor, device_type=1),
     "a made table": lambda m: Tabled(np.zeros(4, np.float32), m.ledger),
     "__dlpack__": lambda m: Dunder(np.zeros(4, np.float32), m.ledger),
-    "__dlpack__ that says another device": lambda m: _Liar(m.ledger, device_type=1),
-    "OpenCL's": lambda m: m.tensor(device_type=4),
-    "pinned by ROCm": lambda m: m.tensor(device_type=11),
-    "a wrapper": lambda m: Wrapper(m.tensor(device_type=1)),
-}
+    "__dlpack__ that says another device": lambda m: type(
+        "Liar", (Exports,), {"__dlpack_device__": lambda tensor: (CUDA, 0)})(m.ledger, device_type=1),
+    "OpenCL's": lambda m: m.tensor(device_type=4), "pinned by ROCm": lambda m: m.tensor(device_type=11),
+}  # fmt: skip
 if torch is not None:
     HOST |= {
-        "torch": lambda m: torch.ones(3),
-        "torch, with a gradient": lambda m: torch.ones(3, requires_grad=True),
+        "torch": lambda m: torch.ones(3), "torch, with a gradient": lambda m: torch.ones(3, requires_grad=True),
         "torch, a parameter": lambda m: torch.nn.Parameter(torch.ones(3)),
         "torch, meta": lambda m: torch.ones(3, device="meta"),
         "torch, meta, with a gradient": lambda m: torch.ones(3, device="meta", requires_grad=True),
         "torch, conjugated": lambda m: torch.ones(3, dtype=torch.complex64).conj(),
         "torch, negated": lambda m: torch.ones(3, dtype=torch.complex64).conj().imag,
         "torch, sparse": lambda m: torch.ones(3).to_sparse(),
-    }
-
-
-def _on(cls, kind, number):
-    if cls is Exports:
-        return lambda m: Exports(m.ledger, number, kind)
-    return lambda m: m.tensor(device=number, device_type=kind)
-
+    }  # fmt: skip
 
 NOWHERE = {
-    f"{cls.__name__} on {kind.name}:{number}": _on(cls, kind, number)
-    for cls in (DeviceTensor, Exports) for kind in (CUDA, MANAGED) for number in (-1, 9, 64, 2**31 - 1)
+    f"{what} on {kind.name}:{number}": lambda m, make=make, kind=kind, number=number: make(m, device=number, device_type=kind)
+    for what, make in (("DeviceTensor", Maker.tensor), ("Exports", lambda m, **place: Exports(m.ledger, **place)))
+    for kind in (CUDA, MANAGED) for number in (-1, 9, 64, 2**31 - 1)
     if (kind, number) != (MANAGED, 9)  # beside others that is on their device
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ import importlib
 import numpy as np
 import pytest
 from children import at_once
-from cuda_checks import is_refused, launched, new_stream
+from cuda_checks import check_order, is_refused, launched, new_stream
 from cuda_tensors import DeviceTensor, OtherTensor
 from stub_processes import PACKAGES, is_installed, run_package
 
@@ -17,6 +17,7 @@ from fastexchange import CudaError, fast_args
 
 pytestmark = pytest.mark.both_packages
 cuda = stub = None  # where a scene runs
+RESETS = lambda: cuda.close(), lambda: cuda.get_current_device().reset(), lambda: cuda.current_context().reset()
 
 
 def begin(loaded, package) -> None:
@@ -46,30 +47,27 @@ def refused(launch, kind, text) -> None:
     assert len(stub.launches) == before
 
 
-def resets() -> list:
-    return [cuda.close, lambda: cuda.get_current_device().reset(), lambda: cuda.current_context().reset()]
-
-
 # ---- scenes ----------------------------------------------------------------------------------------------------------
 def launches_afterwards():
     """General ones, cache entries, launches for tasks, with shared memory, without tensors, declared ones, and of old arrays."""
-    one, none, big, old = kernel(1), kernel(0), kernel(1), cuda.to_device(np.ones(4, "f4"))
+    one, none, big = kernel(1), kernel(0), kernel(1)
     fast = one[1, 32]
     launches = [fast, big.forall(100), big[1, 32, None, 60000], kernel(1, "void(float32[::1])")[1, 32]]
 
-    def launch(array):
+    def launch():
+        array = cuda.to_device(np.ones(4, "f4"))
         for value in (array, tensor()):
             for each in launches:
                 made(each, value, times=6)
         made(none[1, 1])
+        return array
 
-    launch(old)
+    old = launch()
     slow = one.counts().slow
-    for reset in resets():
+    for reset in RESETS:
         reset()
         refused(functools.partial(fast, old), BufferError, "is not in CUDA's memory")
-        old = cuda.to_device(np.ones(4, "f4"))
-        launch(old)
+        old = launch()
     assert one.counts().compiled == 1 and len(one.signatures) == 1
     assert one.counts().slow <= slow + 15  # each reset costs a look, not each launch
 
@@ -77,7 +75,7 @@ def launches_afterwards():
 def launchers_with_streams_end():
     one, two = kernel(1), kernel(2)
     default = one[1, 32, 2]
-    for reset in resets():
+    for reset in RESETS:
         x = cuda.to_device(np.ones(4, "f4"))
         two[1, 32](tensor(), tensor(OtherTensor))
         bound, own, tasks = one[1, 32].bind(x), one[1, 32, new_stream()], one.forall(9, 0, new_stream())
@@ -101,8 +99,7 @@ def launchers_with_streams_end():
         DeviceTensor.streams[0], OtherTensor.streams[0] = new_stream(), new_stream()
         stub.clear()
         two[1, 32](tensor(), tensor(OtherTensor))
-        names = [entry.api for entry in stub.log if "Event" in entry.api or "Launch" in entry.api]
-        assert len(names) == 5 and names[2].startswith("cuLaunch"), "producers are ordered afterwards, too"
+        check_order(stub, DeviceTensor.streams[0], [OtherTensor.streams[0]])
         DeviceTensor.streams[0] = OtherTensor.streams[0] = 0
 
 
@@ -111,30 +108,25 @@ def by_the_driver():
     from cuda.bindings import driver as bindings
 
     none, fast = kernel(0), kernel(1)[1, 32]
-
-    def launch_new_arrays():
+    for is_reset in (False, True):
+        if is_reset:
+            assert not int(bindings.cuDevicePrimaryCtxReset(0)[0])
+            refused(none[1, 1], CudaError, "CONTEXT_IS_DESTROYED")
+        made(none[1, 1])
         for _ in range(4):
             made(fast, cuda.to_device(np.ones(4, "f4")))
-
-    launch_new_arrays()
-    made(none[1, 1])
-    assert not int(bindings.cuDevicePrimaryCtxReset(0)[0])
-    refused(none[1, 1], CudaError, "CONTEXT_IS_DESTROYED")
-    made(none[1, 1])
-    launch_new_arrays()
 
 
 def by_the_other_package():
     (other,) = (importlib.import_module(name) for name in PACKAGES if name != cuda.__name__)
     other.current_context()
     fast = kernel(1)[1, 32]
-    made(fast, tensor(), times=6)
-    other.get_current_device().reset()
-    made(fast, tensor(), times=6)
-    array = other.to_device(np.ones(4, "f4"))  # made after the kernel was loaded
-    made(fast, array)
-    other.get_current_device().reset()
-    refused(lambda: fast(array), BufferError, "is not in CUDA's memory")
+    for _ in range(2):
+        made(fast, tensor(), times=6)
+        array = other.to_device(np.ones(4, "f4"))  # made after the kernel was loaded
+        made(fast, array)
+        other.get_current_device().reset()
+        refused(lambda: fast(array), BufferError, "is not in CUDA's memory")  # noqa: B023
     made(fast, tensor())
 
 
@@ -142,11 +134,10 @@ def of_another_device_or_by_another_thread():
     """Tensors of a device that is not reset are as good as before; ``close()`` in another thread resets nothing."""
     one, x, y = kernel(1), tensor(), tensor(device=1)
     fast = one[1, 32]
-    for _ in range(4):
-        here, there = made(fast, x), made(fast, y)
+    here, there = made(fast, x, times=4), made(fast, y, times=4)
     slow = one.counts().slow
     at_once(cuda.close)
-    assert made(fast, x) == here and made(fast, y) == there and one.counts().slow == slow
+    assert (made(fast, x), made(fast, y), one.counts().slow) == (here, there, slow)
     cuda.gpus[1].reset()
     for _ in range(4):
         made(fast, x)
@@ -180,12 +171,10 @@ def at_the_end_of_the_process():
     print("end")
 
 
-SCENES = [launches_afterwards, launchers_with_streams_end, by_the_driver, by_the_other_package,
-          of_another_device_or_by_another_thread, two_threads_that_begin_at_once_are_no_reset,
-          at_the_end_of_the_process]  # fmt: skip
-
-
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+@pytest.mark.parametrize("scene", [
+    launches_afterwards, launchers_with_streams_end, by_the_driver, by_the_other_package,
+    of_another_device_or_by_another_thread, two_threads_that_begin_at_once_are_no_reset, at_the_end_of_the_process,
+], ids=lambda scene: scene.__name__)  # fmt: skip
 def test_resets(package, scene):
     if scene is by_the_other_package and not all(map(is_installed, PACKAGES)):
         pytest.skip("one package is not installed")

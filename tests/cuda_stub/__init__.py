@@ -61,9 +61,8 @@ def _plain(value):
     return _ffi().string(value).decode() if kind.item.cname == "char" else int(_ffi().cast("uintptr_t", value))
 
 
-def _plain_name(name) -> str:
-    """A function's name without its version."""
-    return re.sub(r"_v\d+$", "", _plain(name))
+def _fields(record, names) -> list:
+    return [_plain(getattr(record, name)) for name in names]
 
 
 def _launch(record) -> Launch:
@@ -73,10 +72,6 @@ def _launch(record) -> Launch:
     return Launch(*_fields(record, _SAID), tuple(offset for offset, _ in spans), parameters, packed)
 
 
-def _fields(record, names) -> list:
-    return [_plain(getattr(record, name)) for name in names]
-
-
 class Stub:
     """The loaded stub: what it recorded, and how it behaves."""
 
@@ -84,6 +79,10 @@ class Stub:
         self._global = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
         self._lib = _ffi().dlopen(str(path))
         self._launches: list[Launch] = []
+        # No error is injected any more; the names of functions are kept; what cuOccupancyMaxPotentialBlockSize answers.
+        self.reset, self.set_trace, self.set_occupancy = (
+            getattr(self._lib, f"stub_{name}") for name in ("reset", "set_trace", "set_occupancy")
+        )
 
     @property
     def launches(self) -> list[Launch]:
@@ -97,15 +96,13 @@ class Stub:
         """Launches, copies, fills, records, waits and synchronisations, in the order of the calls that succeeded."""
         return [Entry(*_fields(self._lib.stub_entry_at(i), Entry._fields)) for i in range(self._lib.stub_entry_count())]
 
-    @property
-    def trace(self) -> list[str]:
-        """The names of all functions called while `set_trace` was on, without their versions."""
-        return [_plain_name(self._lib.stub_trace_at(i)) for i in range(self._lib.stub_trace_count())]
+    def _names(self, what: str) -> list[str]:
+        """The names of functions, without their versions."""
+        count, name_at = (getattr(self._lib, f"stub_{what}_{each}") for each in ("count", "at"))
+        return [re.sub(r"_v\d+$", "", _plain(name_at(i))) for i in range(count())]
 
-    @property
-    def failed(self) -> list[str]:
-        """The names of the functions whose calls failed, each of which compute-sanitizer would report; not injected errors."""
-        return [_plain_name(self._lib.stub_failed_at(i)) for i in range(self._lib.stub_failed_count())]
+    trace = property(lambda self: self._names("trace"), doc="All functions called while `set_trace` was on.")
+    failed = property(lambda self: self._names("failed"), doc="Those that failed, but for injected errors.")
 
     @property
     def fast_count(self) -> int:
@@ -120,15 +117,9 @@ class Stub:
         """Let the (after + 1)-th call of function `name` from now return `code`; sticky: and every call after it."""
         self._lib.stub_fail(name.encode(), code, after, sticky)
 
-    def reset(self) -> None:
-        self._lib.stub_reset()
-
     def set_fast(self, on: bool, threads: bool = False) -> None:
         """Launches are only counted: nothing is checked or recorded. `threads`: those of several at once are, too."""
         self._lib.stub_set_fast(2 if on and threads else on)
-
-    def set_trace(self, on: bool) -> None:
-        self._lib.stub_set_trace(on)
 
     def set_devices(self, count: int) -> None:
         """Set the number of devices: before the first use of the driver."""
@@ -141,10 +132,6 @@ class Stub:
     def set_capability(self, device: int, major: int, minor: int) -> None:
         """Set the compute capability of a device: before the first use of the driver."""
         assert self._lib.stub_set_capability(device, major, minor), f"device {device}: at most 7, and before cuInit"
-
-    def set_occupancy(self, grid: int, block: int) -> None:
-        """Set what cuOccupancyMaxPotentialBlockSize answers."""
-        self._lib.stub_set_occupancy(grid, block)
 
     def allocate(self, size: int, device: int = 0) -> int:
         """The address of new memory of `device`, in its primary context; the driver must be initialised."""
@@ -254,6 +241,7 @@ class TorchOnStub:
 
     def __init__(self, path: Path) -> None:
         self._lib = ctypes.CDLL(str(path))
+        self.fail = self._lib.stub_torch_fail  # lets so many next allocations of memory raise torch.OutOfMemoryError
 
     def set_devices(self, count: int) -> None:
         import torch
@@ -272,10 +260,6 @@ class TorchOnStub:
     def exchange_device(self, device: int) -> int:
         """Make `device` the current one, unless it is negative. Returns the one before."""
         return self._lib.stub_torch_exchange_device(device)
-
-    def fail(self, count: int) -> None:
-        """Let the next allocations of memory raise ``torch.OutOfMemoryError``."""
-        self._lib.stub_torch_fail(count)
 
 
 def load_torch(directory: str | os.PathLike[str]) -> TorchOnStub:
