@@ -14,6 +14,7 @@ import pytest
 from cache_entries import cache_entries
 from counting import scene
 from frameworks import NUMPY_DTYPES
+from interoperability import Wrapper
 from made_producers import ONLY_NUMBA, Dunder
 from numba import float64, int64
 from numba.core.errors import TypingError
@@ -105,10 +106,12 @@ MADE_BY_NUMBA = [
 ]  # fmt: skip
 
 
-def check_beside_a_tensor(value, make=Dunder):
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPendingDeprecationWarning")
+@pytest.mark.parametrize("value", [*PLAIN, *MADE_BY_NUMBA], ids=lambda value: type(value).__name__)
+def test_what_only_numba_understands(value):
     """Accepted where ``@njit`` accepts it, in a mix with tensors; TypeError where not, where an object is unknown to all."""
-    view = np.arange(4.0)
-    tensor = make(view)
+    value, view = value() if type(value) is types.FunctionType else value, np.arange(4.0)
+    tensor = Dunder(view)
     try:
         numbas(beside)(value, view)
     except Exception as error:
@@ -118,12 +121,6 @@ def check_beside_a_tensor(value, make=Dunder):
             assert "'thing'" in message and "position 0" in message and type(value).__name__ in message
     else:
         assert check_same_as_njit(beside, (value, tensor), (value, view), native=False) == 6.0
-
-
-@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPendingDeprecationWarning")
-@pytest.mark.parametrize("value", [*PLAIN, *MADE_BY_NUMBA], ids=lambda value: type(value).__name__)
-def test_what_only_numba_understands(value):
-    check_beside_a_tensor(value() if type(value) is types.FunctionType else value)
 
 
 # ---- strings -------------------------------------------------------------------------------------------------------
@@ -234,6 +231,12 @@ def grid(*shape) -> np.ndarray:
     return np.arange(math.prod(shape), dtype="f4").reshape(shape)
 
 
+def misaligned(dtype: str, offset: int) -> np.ndarray:
+    array = np.zeros(4 * np.dtype(dtype).itemsize + offset, np.uint8)[offset:].view(dtype)
+    array[:] = range(4)
+    return array
+
+
 LAYOUTS = [
     grid(), grid(5), grid(1), grid(10)[1::3], grid(10)[3:], grid(0), grid(10)[5:5:2], grid(3, 4), grid(3, 4).T,
     grid(3, 4)[:, 1:3], grid(6, 4)[1:4], grid(6, 4)[::2], grid(6, 4)[2:3], grid(6, 4)[:, 2:3], grid(6, 4)[2:3, 1:2],
@@ -243,6 +246,8 @@ LAYOUTS = [
     grid(5)[::-1], grid(1)[::-1], grid(3, 4)[::-1], grid(3, 4)[::-1, ::-1], grid(2, 3, 4)[:, ::-2, ::-1], grid(3, 4)[1:2, ::-1],
     as_strided(grid(5), (3, 5), (0, 4)), as_strided(grid(1), (3, 4), (0, 0)),  # broadcast
     as_strided(grid(8), (4, 3), (4, 4)), as_strided(grid(8), (1, 4), (8000, 4)),  # overlapping; a unit dimension's odd stride
+    misaligned("i2", 1), misaligned("f4", 1), misaligned("f8", 1), misaligned("c16", 1),
+    misaligned("c16", 8),  # complex numbers are aligned as their parts are
 ]  # fmt: skip
 
 
@@ -261,8 +266,9 @@ def test_layouts(framework):
     for array in LAYOUTS:
         if min(array.strides, default=0) >= 0 or framework.negative_strides:
             tensor = framework.tensor(array)
-            with scene(array.shape, array.strides):
+            with scene(array.dtype, array.shape, array.strides):
                 check_array(look, tensor, framework.view(tensor, array))
+                assert array.dtype != "f8" or total(tensor) == 6.0
 
 
 def test_dtypes_are_read_and_written(framework):
@@ -292,21 +298,9 @@ def test_readonly(framework, tmp_path):
         pytest.skip(f"{framework} cannot say readonly, or says nothing else")
     for view in (grid(3, 4), np.memmap(tmp_path / "memory", "f8", "w+", shape=(6,))):
         view.flags.writeable = False
-        tensor = framework.tensor(view)
-        check_array(look, tensor, view)
-        assert type_and_message(swap_ends, tensor)[0] is TypingError
-
-
-def test_misaligned(framework):
-    """Complex numbers are aligned as their parts are."""
-    for dtype, offset in (("i2", 1), ("f4", 1), ("f8", 1), ("c16", 1), ("c16", 8)):
-        view = np.zeros(4 * np.dtype(dtype).itemsize + offset, np.uint8)[offset:].view(dtype)
-        view[:] = range(4)
-        assert view.flags.aligned == (offset == 8)
-        tensor = framework.tensor(view)
-        with scene(dtype, offset):
-            check_array(look, tensor, framework.view(tensor, view))
-            assert dtype != "f8" or total(tensor) == 6.0
+        for tensor in (framework.tensor(view), Wrapper(framework.tensor(view))):
+            check_array(look, tensor, view)
+            assert type_and_message(swap_ends, tensor)[0] is TypingError
 
 
 # ---- arrays that only NumPy has ------------------------------------------------------------------------------------

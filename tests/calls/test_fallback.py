@@ -1,6 +1,7 @@
-"""``__dlpack__`` producers written in Python: what they are asked, what they may do meanwhile, what cached calls give back.
+"""``__dlpack__`` producers written in Python: what they may do meanwhile, what cached calls give back.
 
-``tests/exchange/test_ownership.py`` and ``test_hostile.py`` have all else that producers may do.
+``tests/exchange/test_ownership.py`` and ``test_hostile.py`` have all else that producers may do; ``test_dlpack_suites.py`` has
+what they are asked.
 """
 
 import array
@@ -11,22 +12,15 @@ import traceback
 import numba
 import numpy as np
 import pytest
-from exchanges import Given
 from frameworks import torch
 from hostile_producers import hostile_type, setting
-from interoperability import Wrapper, jax
-from made_producers import ONLY_NUMBA, Dunder, Ignorant, Ledger, Legacy, Tabled, capsule_name
-from oracle import references_kept, type_and_message
+from made_producers import Dunder, Ignorant, Ledger, Legacy, Tabled
+from oracle import type_and_message
 from ways import Acting
 
 from fastexchange import fast_args
 
-USED = b"used_dltensor"
-KINDS = {Dunder: (USED + b"_versioned", (1, 3)), Legacy: (USED, "nothing"), Ignorant: (USED, (1, 3))}
-"""How their capsules are called when they are consumed, and with which `max_version` they are asked."""
-
 total = fast_args(lambda x: x.sum())
-ignore = fast_args(lambda *arguments: len(arguments))
 
 
 def check_given_back(*tensors) -> None:
@@ -35,18 +29,6 @@ def check_given_back(*tensors) -> None:
         tensor.capsules.clear()
     for tensor in tensors:
         tensor.ledger.check(tensor.ledger.made)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_asked_is_consumed_and_given_back(kind):
-    tensor = kind(np.ones(3))
-    with references_kept(tensor, tensor.array):
-        assert [total(tensor) for _ in range(4)] == [3.0] * 4
-        assert [ignore(ONLY_NUMBA, tensor, (1, tensor)) for _ in range(3)] == [3] * 3
-        consumed, asked = KINDS[kind]
-        assert {capsule_name(made) for made in tensor.capsules} == {consumed}
-        assert set(tensor.asked) == {asked} and type(tensor.asked[0]) is type(asked)
-        check_given_back(tensor)
 
 
 MAX_VERSION = {"max_version": (1, 3)}
@@ -64,15 +46,6 @@ def test_only_a_type_error_is_asked_again_and_the_last_one_is_raised(error, aske
         tensor.asked.clear()
         kind, message = type_and_message(total, tensor)
         assert issubclass(kind, error) and f"asked with {len(asked[-1])}" in message and tensor.asked == asked
-
-
-def test_the_methods_are_called_on_the_type_as_methods():
-    meta = type("Meta", (type,), {"__dlpack__": lambda cls, **keywords: 1 / 0})
-    odd = type("Odd", (), {
-        "__dlpack_device__": staticmethod(lambda: (1, 0)),
-        "__dlpack__": classmethod(lambda cls, *, max_version=None: np.ones(3).__dlpack__(max_version=max_version)),
-    })()  # fmt: skip
-    assert total(meta("Meta", (Dunder,), {})(np.ones(3))) == total(odd) == total(odd) == 3.0
 
 
 ledger_of_all = Ledger()
@@ -94,7 +67,7 @@ SUMS = [fast_args(lambda x, pair, scale: 3 * x[0] + 2 * pair[0][0] * scale, nogi
 
 
 @pytest.mark.parametrize("kernel", SUMS, ids=["with the GIL", "without"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [Dunder, Legacy, Ignorant])
 def test_cached_calls_export_once_and_give_back(kind, kernel):
     ledger = Ledger()
     x, y = kind(np.ones(3), ledger), kind(np.full(2, 5.0), ledger)
@@ -141,36 +114,6 @@ def test_an_error_in_a_call_that_a_row_has_left_names_its_argument():
     x.array, y.behaves = np.ones(3), True
     assert kernel(x, y) == size + 3
     check_given_back(x)
-
-
-def test_an_exception_of_a_cached_calls_producer_is_raised_and_the_producer_is_asked_once():
-    first, second, asked = Dunder(np.ones(3)), Acting(np.ones(3)), []
-    kernel = fast_args(lambda x, y: x.sum() + y.sum())
-    assert [kernel(first, second) for _ in range(4)] == [6.0] * 4
-    for error in (KeyboardInterrupt, BufferError, MemoryError):
-
-        def fail(error=error):
-            asked.append(error)
-            raise error("no")
-
-        second.act = fail
-        assert type_and_message(kernel, first, second)[0] is error is asked.pop() and not asked
-        second.act = None
-        assert kernel(first, second) == 6.0
-    check_given_back(first, second)
-
-
-def test_what_is_readonly_stays_so():
-    array, kernel = np.zeros(3), fast_args(total.py_func)
-    array.flags.writeable = False
-    of_a_library = Given(lambda max_version, **_: array.__dlpack__(max_version=max_version))
-    assert kernel(Wrapper(array)) == kernel(Dunder(array)) == kernel(of_a_library) == 0.0
-    if jax is not None:
-        immutable = jax.numpy.arange(3.0)
-        assert kernel(immutable) == kernel(immutable) == 3.0
-        assert type_and_message(fast_args(lambda x: x.fill(0)), immutable)[0] is numba.core.errors.TypingError
-        assert immutable.tolist() == [0, 1, 2]
-    assert not any(signature[0].mutable for signature in kernel.signatures)
 
 
 def test_producers_in_python_run_before_borrowed_views_are_taken():
