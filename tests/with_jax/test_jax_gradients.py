@@ -85,28 +85,6 @@ def test_vmap_jacobians_and_scan():
     assert np.allclose(kept(x[0]), jax.grad(lambda x: jnp.exp(jnp.exp(x)).sum())(x[0]))
 
 
-@fast_args(out="grad_y[n] -> grad_x[n, 1]")
-def of_another_shape(grad_y, grad_x):
-    grad_x[:, 0] = grad_y
-
-
-@fast_args(out="x[n, d] -> y[n]", backward=of_another_shape)
-def first_column(x, y):
-    y[:] = x[:, 0]
-
-
-@fast_args(mutates="x")
-def changing(x):
-    x[:] = 0
-
-
-def test_what_has_no_gradient_says_why():
-    wrong = r"first_column.*: backward kernel of_another_shape\(\) returned a gradient of the shape \(4, 1\) for 'x', .*4, 2"
-    refused(RuntimeError, wrong, jax.grad(lambda x: first_column(x).sum()), jnp.ones((4, 2)))
-    with pytest.raises(TypeError, match=r"changing\(\): .* declares no outputs, fast_args\(out=\.\.\.\), with a backward pass"):
-        jax.grad(lambda x: changing(x).sum())(x4)
-
-
 def test_integers_have_no_gradient():
     @fast_args(out="x[n], at[m] -> y[m]", backward=lambda x, at, grad_y: (jnp.zeros_like(x).at[at].add(grad_y), None))
     def taken(x, at, y):
@@ -123,34 +101,64 @@ def test_only_the_steps_that_are_needed_are_computed():
 
 of_x_only = kernel_of("of_x_only(grad_y, w, grad_x)", "grad_x[i] = grad_y[i] * w[i]", "grad_y[n], w[n] -> grad_x[n]")
 half_declared = kernel_of("half_declared(x, w, y)", "y[i] = x[i] * w[i]", "x[n], w[n] -> y[n]", of_x_only)
+undeclared = kernel_of("undeclared(x, y)", "y[i] = x[i]", "x[n] -> y[n]")
+column = kernel_of("column(grad_y, grad_x)", "grad_x[i, 0] = grad_y[i]", "grad_y[n] -> grad_x[n, 1]")
+times_first = kernel_of("times_first(x, w, y)", "y[i] = x[i] * w[0]", "x[n], w[m] -> y[n]",
+                        lambda x, w, grad_y: (grad_y * w[0], grad_y * x))  # fmt: skip
+too_few = kernel_of("too_few(x, w, y)", "y[i] = x[i] * w[i]", "x[n], w[n] -> y[n]", lambda grad_y: grad_y)
+changing = fast_args(elementwise("changing(x)", "x[i] = 0"), mutates="x")
 
 
-@fast_args(out="x[n] -> y[n]")
-def undeclared(x, y):
-    y[:] = x
+@fast_args(out="x[n, d] -> y[n]", backward=column)
+def first_column(x, y):
+    y[:] = x[:, 0]
 
 
+@fast_args(out="grad_a[n], x[n] -> grad_x[n]")
+def of_a_only(grad_a, x, grad_x):
+    grad_x[:] = grad_a * 2
+
+
+@fast_args(out="x[n] -> a[n], b[n]", backward=of_a_only)
+def two_outputs(x, a, b):
+    a[:], b[:] = 2 * x, 3 * x
+
+
+NO_STEP = r"its output 'b' is differentiated, .* has the parameter 'grad_b'"
+OTHER_SHAPE = r"returned a gradient of the shape \(4,\) for 'w', which has \(1,\)"
 REFUSED = [
-    (r"half_declared\(\): argument 'w' \(position 1\) is differentiated, .* gives 'grad_w'", lambda x: half_declared(x, x)),
-    (r"undeclared\(\): JAX differentiates this call.*fast_args\(backward=", undeclared),
-    (r"scaled_backward\(\): JAX differentiates this call", lambda x: jax.grad(lambda x: scaled(x, s3).sum())(x) * x),
+    (TypeError, r"half_declared\(\): argument 'w' \(position 1\) is differentiated, .* gives 'grad_w'",
+     lambda x: half_declared(x, x)),
+    (TypeError, r"undeclared\(\): JAX differentiates this call.*fast_args\(backward=", undeclared),
+    (TypeError, r"scaled_backward\(\): JAX differentiates this call",
+     lambda x: jax.grad(lambda x: scaled(x, s3).sum())(x) * x),
+    (TypeError, r"changing\(\): .* declares no outputs, fast_args\(out=\.\.\.\), with a backward pass", changing),
+    (TypeError, NO_STEP, lambda x: two_outputs(x)[1]),
+    (RuntimeError, r"first_column.*: backward kernel column\(\) returned a gradient of the shape \(2, 1\) for 'x', .*2, 2",
+     lambda x: first_column(x.reshape(2, 2))),
+    (RuntimeError, OTHER_SHAPE, lambda x: times_first(x4, x[:1])),
+    (RuntimeError, "returned 1 gradient, and the kernel has 2 arguments, x, w", lambda x: too_few(x, x4)),
 ]
 
 
-@pytest.mark.parametrize(("message", "function"), REFUSED)
-def test_a_gradient_that_nobody_gives_is_an_error(message, function):
+@pytest.mark.parametrize(("error", "message", "function"), REFUSED)
+def test_a_gradient_that_nobody_gives_or_of_another_shape_is_an_error(error, message, function):
     for each in (function, jax.jit(function)):
-        refused(TypeError, message, jax.grad(lambda x: each(x).sum()), x4)  # noqa: B023
+        refused(error, message, jax.grad(lambda x: each(x).sum()), x4)  # noqa: B023
+
+
+def test_arguments_and_outputs_that_are_not_differentiated_need_no_step():
     x = jnp.asarray(x4)
     assert np.array_equal(jax.grad(lambda x: half_declared(x, jax.lax.stop_gradient(x)).sum())(x), x4)
     assert np.array_equal(jax.grad(lambda x: undeclared(jax.lax.stop_gradient(x)).sum() + x.sum())(x), np.ones(4))
+    assert np.array_equal(jax.grad(lambda x: two_outputs(x)[0].sum())(x4), np.full(4, 2))
 
 
 def test_forward_mode_is_an_error():
     for forward in (lambda f: jax.jvp(f, (x4,), (x4,)), lambda f: jax.jacfwd(f)(x4)):
         refused(TypeError, "forward-mode", forward, lambda x: scaled(x, s3))
-    with pytest.raises(TypeError, match=r"undeclared\(\): .*, for reverse mode .*; forward mode .* takes no kernel"):
-        jax.jvp(undeclared, (x4,), (x4,))
+    said = r"undeclared\(\): .*, for reverse mode .*; forward mode .* takes no kernel"
+    refused(TypeError, said, jax.jvp, undeclared, (x4,), (x4,))
 
 
 @fast_args
@@ -173,8 +181,8 @@ WRONG = [
 
 @pytest.mark.parametrize(("error", "message", "options"), WRONG)
 def test_a_backward_pass_that_does_not_fit_is_refused(error, message, options):
-    with pytest.raises(error, match=rf"^fast_args\(\): .*{message}"):
-        fast_args(**{"out": "x[n], w[n] -> y[n]", "backward": of_x_only, **options})(lambda x, w, y: None)
+    decorate = fast_args(**{"out": "x[n], w[n] -> y[n]", "backward": of_x_only, **options})
+    refused(error, rf"^fast_args\(\): .*{message}", decorate, lambda x, w, y: None)
 
 
 SHAPES = [  # the kernel's notation, that of its backward pass, whether these can have the same shapes
@@ -198,42 +206,6 @@ def test_a_gradient_that_never_has_the_shape_of_its_argument_is_refused(out, bac
     refused = pytest.raises(ValueError, match=r"^fast_args\(\): .* returns grad_x\[.*\], which never has the shape of x\[")
     with contextlib.nullcontext() if fits else refused:
         fast_args(out=out, backward=step)(lambda x, w, y: None)
-
-
-def test_an_output_whose_gradient_no_step_takes():
-    @fast_args(out="grad_a[n], x[n] -> grad_x[n]")
-    def twofold(grad_a, x, grad_x):
-        grad_x[:] = grad_a * 2
-
-    @fast_args(out="x[n] -> a[n], b[n]", backward=twofold)
-    def both(x, a, b):
-        a[:], b[:] = 2 * x, 3 * x
-
-    assert np.array_equal(jax.grad(lambda x: both(x)[0].sum())(x4), np.full(4, 2))
-    with pytest.raises(TypeError, match=r"its output 'b' is differentiated, .* has the parameter 'grad_b'"):
-        jax.grad(lambda x: both(x)[1].sum())(x4)
-    if torch is not None:
-        x = torch.ones(4, requires_grad=True)
-        assert torch.autograd.grad(both(x)[0].sum(), x)[0].equal(torch.full((4,), 2.0))
-        with pytest.raises(RuntimeError, match=r"its output 'b' is differentiated, .* has the parameter 'grad_b'"):
-            torch.autograd.grad(both(x)[1].sum(), x)
-
-
-def test_a_gradient_of_another_shape():
-    @fast_args(out="x[n], w[m] -> y[n]", backward=lambda x, w, grad_y: (grad_y * w[0], grad_y * x))
-    def wrong(x, w, y):
-        y[:] = x * w[0]
-
-    message = r"returned a gradient of the shape \(4,\) for 'w', which has \(1,\)"
-    refused(RuntimeError, message, jax.grad(lambda w: wrong(x4, w).sum()), np.ones(1))
-    if torch is not None:
-        refused(RuntimeError, message, wrong(torch.ones(4), torch.ones(1, requires_grad=True)).sum().backward)
-
-
-def test_a_function_that_returns_too_few_gradients():
-    wrong = fast_args(out="x[n], w[n] -> y[n]", backward=lambda grad_y: grad_y)(half_declared.py_func)
-    with pytest.raises(RuntimeError, match="returned 1 gradient, and the kernel has 2 arguments, x, w"):
-        jax.grad(lambda x: wrong(x, x4).sum())(x4)
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------------
@@ -262,11 +234,14 @@ def test_pytorch_differentiates_the_same_kernels():
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 def test_pytorch_says_what_it_cannot_record():
     x, w = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
-    with pytest.raises(RuntimeError, match=r"half_declared\(\): argument 'w' \(position 1\) requires grad, .* gives 'grad_w'"):
-        half_declared(x, w).sum().backward()
+    said = r"half_declared\(\): argument 'w' \(position 1\) requires grad, .* gives 'grad_w'"
+    refused(RuntimeError, said, half_declared(x, w).sum().backward)
     half_declared(x, w.detach()).sum().backward()
-    with pytest.raises(TypeError, match=r"^product\(\): a tensor requires grad, .* 'w' \(position 1\) is a numpy.ndarray"):
-        product(x, np.ones(4, np.float32), 2.0)
+    said = r"^product\(\): a tensor requires grad, .* 'w' \(position 1\) is a numpy.ndarray"
+    refused(TypeError, said, product, x, np.ones(4, np.float32), 2.0)
+    refused(RuntimeError, NO_STEP, torch.autograd.grad, two_outputs(x)[1].sum(), x)
+    assert torch.autograd.grad(two_outputs(x)[0].sum(), x)[0].equal(torch.full((4,), 2.0))
+    refused(RuntimeError, OTHER_SHAPE, times_first(x.detach(), torch.ones(1, requires_grad=True)).sum().backward)
 
     @fast_args(out="x[n] -> y[n]", backward=lambda grad_y: (grad_y, None))
     def shifted_by(x, k=3.0, y=None):
