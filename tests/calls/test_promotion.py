@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from frameworks import needs_torch, torch
+from frameworks import jax_with_64_bits, needs_torch, torch
 from interoperability import jax
 from raising import check_raises
 
@@ -30,7 +30,7 @@ def test_types_are_promoted_as_by_pytorch():
 
 @pytest.mark.skipif(jax is None, reason="JAX is not installed")
 def test_types_are_promoted_as_by_jax():
-    with jax.experimental.enable_x64() if hasattr(jax.experimental, "enable_x64") else jax.enable_x64(True):
+    with jax_with_64_bits():
         for one, other in PAIRS:
             if {one, other} != {"uint64", name_of(other, one)} and name_of(one, other) is not None:
                 assert name_of(one, other) == str(jax.numpy.promote_types(one, other)), (one, other)
@@ -115,8 +115,7 @@ def test_without_a_promoted_type_the_line_to_write_is_named():
         functions = unpromoted, unpromoted.as_torch_op("fx_test_promotion::unpromoted"), make_fx(lambda x, w: unpromoted(x, w))
         ways += [(function, tuple(map(torch.from_numpy, given))) for function in functions]
     for call, arguments in ways * 3:
-        with pytest.raises((TypeError, RuntimeError), match=message):  # RuntimeError: as torch.ops raises it
-            call(*arguments)
+        check_raises((TypeError, RuntimeError), message, call, *arguments)  # RuntimeError: as torch.ops raises it
     y, dates = np.zeros(2, np.uint64), np.array(["2020-01-01"], "M8[D]")
     assert unpromoted(*given, y) is y and y.tolist() == [1, 1]
     check_raises(TypeError, r"'x' is float64, 'w' is of none of DLPack", unpromoted, np.ones(1), dates)

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from interoperability import ml_dtypes
 from raising import check_raises
 
 from fastexchange.ground.dlpack import DLDataTypeCode, DLDeviceType
@@ -126,15 +127,16 @@ ALIKE = {float: "float64", bool: "bool", complex: "complex128", "<i4" if sys.byt
          np.longlong: "int64", np.intp: "int64", np.int_: "int64", "d": "float64"}  # fmt: skip
 
 
-def test_plain_dtypes_there_and_back_and_what_numpy_takes_for_them():
-    for name in PLAIN:
+def test_dtypes_there_and_back_and_what_numpy_takes_for_them():
+    """``tests/exchange/test_registry.py`` has what is registered."""
+    for name in [*PLAIN, *ML_DTYPES] if ml_dtypes is not None else PLAIN:
+        dtype = np.dtype(name if name in PLAIN else getattr(ml_dtypes, name))
         value = DLDataType.from_dtype(name)
-        assert str(value) == name and value.lanes == 1 and value.bits == 8 * np.dtype(name).itemsize
-        assert value.to_dtype() == np.dtype(name) and value.to_dtype().isnative
-        assert value == DLDataType.from_dtype(np.dtype(name)) == DLDataType.from_dtype(np.dtype(name).type)
+        assert str(value) == name and value.lanes == 1 and value.bits == 8 * dtype.itemsize
+        assert value.to_dtype() == dtype and value.to_dtype().isnative
+        assert value == DLDataType.from_dtype(dtype) == DLDataType.from_dtype(dtype.type)
     assert {like: str(DLDataType.from_dtype(like)) for like in ALIKE} == ALIKE
-    with pytest.raises(TypeError, match="no_such_type"):  # as NumPy says it
-        DLDataType.from_dtype("no_such_type")
+    check_raises(TypeError, "no_such_type", DLDataType.from_dtype, "no_such_type")  # as NumPy says it
 
 
 ELSE = "convert the array to another dtype"
@@ -166,21 +168,11 @@ def test_dtypes_that_dlpack_cannot_name_and_types_without_a_numpy_dtype():
         check_raises(ValueError, said, DLDataType.from_str(text).to_dtype)
 
 
-def test_registered_types_there_and_back():
+    for name, (_, bits, *_) in ML_DTYPES_PADDED.items() if ml_dtypes is not None else ():  # of less than a byte: not packed
+        said = f"one element of {bits} bits in a byte, and DLPack's {name} is packed"
+        check_raises(TypeError, said, DLDataType.from_dtype, getattr(ml_dtypes, name))
+        check_raises(ValueError, "packed elements", DLDataType.from_str(name).to_dtype)
     dtype = np.dtype([("real", "i2"), ("imaginary", "i2")])
     register_dlpack_dtype((101, 32), dtype)
     assert DLDataType.from_dtype(dtype) == (101, 32, 1) and DLDataType(101, 32).to_dtype() is dtype
     check_raises(ValueError, "4 lanes; take that of code101:32", DLDataType(101, 32, 4).to_dtype)
-
-
-def test_ml_dtypes_there_and_back():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    for name in ML_DTYPES:
-        scalar = getattr(ml_dtypes, name)
-        value = DLDataType.from_dtype(scalar)
-        assert str(value) == name and value.to_dtype() is np.dtype(scalar)
-        assert DLDataType.from_str(name) == value == DLDataType.from_dtype(name)
-    for name, (_, bits, *_) in ML_DTYPES_PADDED.items():  # of less than a byte: not packed
-        said = f"one element of {bits} bits in a byte, and DLPack's {name} is packed"
-        check_raises(TypeError, said, DLDataType.from_dtype, getattr(ml_dtypes, name))
-        check_raises(ValueError, "packed elements", DLDataType.from_str(name).to_dtype)
