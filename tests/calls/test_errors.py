@@ -74,7 +74,7 @@ def test_null_strides_mean_row_major_also_of_the_most_dimensions():
 
 
 def test_byte_swapped_arrays():
-    for dtype in (">f8", ">i4", ">M8[s]", ">U3", [("a", "i4"), ("b", ">f8")]):
+    for dtype in (">f8", ">f2", ">i4", ">M8[s]", ">U3", [("a", "i4"), ("b", ">f8")]):
         check_refused(np.zeros(3, dtype), "byte order", *([] if isinstance(dtype, list) else [repr(np.dtype(dtype))]))
     for dtype in (">i1", ">u1"):  # of single bytes
         assert total(1, np.arange(4, dtype=dtype)) == 6.0

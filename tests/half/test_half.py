@@ -184,29 +184,27 @@ def test_integers_and_bools(form):
 
 
 @fast_args
-def as_other_types(x, given, truth, stored, copied, wide, pairs, whole, of_truth):
+def as_other_types(x, truth, stored, copied, wide, pairs, whole, of_truth):
     for i in range(x.size):
         truth[i] = 1 if x[i] else 0
         stored[i] = x[i]
         wide[i] = x[i]
         pairs[i] = complex(x[i])
         whole[i] = int(x[i]) if abs(x[i]) < 2.0**62 else 0
-        of_truth[i] = given[i]
+        of_truth[i] = stored[i]
     copied[:] = x.astype(np.bool_)
 
 
 @of_one
 def test_bools_floats_and_complex_numbers_of_elements(form):
     value, count = numbers(form), 1 << form.bits
-    outs = [np.zeros(count, dtype) for dtype in ("?", "?", "?", "f8", "c16", "i8")]
-    of_truth, given = array(form, np.zeros(count)), value > 0
-    as_other_types(array(form, codes(form)), given, *outs, of_truth)
-    *truths, wide, pairs, whole = outs
-    for truth in truths:
-        assert np.array_equal(truth, value.astype(bool))  # minus zero is False, NaN is True
+    *truths, wide, pairs, whole = (np.zeros(count, dtype) for dtype in ("?", "?", "?", "f8", "c16", "i8"))
+    of_truth, is_true = array(form, np.zeros(count)), value.astype(bool)  # minus zero is False, NaN is True
+    as_other_types(array(form, codes(form)), *truths, wide, pairs, whole, of_truth)
+    assert all(np.array_equal(truth, is_true) for truth in truths)
     assert equal(wide, value) and np.array_equal(pairs.real, value, equal_nan=True) and not pairs.imag.any()
     assert np.array_equal(whole, np.trunc(np.where(np.abs(value) < 2**62, value, 0)).astype(np.int64))
-    same(form, code_of(of_truth), nearest(form, given.astype(float)))
+    same(form, code_of(of_truth), nearest(form, is_true.astype(float)))
 
 
 # ---- operators -----------------------------------------------------------------------------------------------------
@@ -260,7 +258,6 @@ def test_operators(form, way):
 
 # ---- functions -----------------------------------------------------------------------------------------------------
 OTHERS = abs, max, min, float, np.float32, operator.neg, operator.pos, operator.mod, operator.pow, operator.floordiv
-SOME = math.sqrt, math.floor, math.isnan, np.exp, np.sign, abs, operator.neg, float, math.atan2, max, np.fmod, operator.pow
 
 
 @functools.cache
@@ -289,8 +286,15 @@ def calling(chosen):
     return fast_args(numba.njit(error_model="numpy")(functions["kernel"]))
 
 
-def check_functions(form, chosen):
+@pytest.mark.slow
+@of_one
+@pytest.mark.parametrize("module", [math, np], ids=["math", "numpy"])
+def test_functions_are_those_of_float32(form, module):
     """Of every code, and of as many pairs."""
+    cpu_target.typing_context.refresh()
+    functions = [each for each in vars(module).values() if callable(each) and (module is math or isinstance(each, np.ufunc))]
+    chosen = tuple(each for each in dict.fromkeys([*functions, *OTHERS]) if arity(each))
+    assert len(chosen) > 40
     x, kernel = codes(form), calling(chosen)
     y = np.random.default_rng(8).permutation(x)
     got, want = np.zeros((2, len(chosen), len(x)))
@@ -300,21 +304,6 @@ def check_functions(form, chosen):
         kernel(wide[x], wide[y], want)
     for function, ours, theirs in zip(chosen, got, want, strict=True):
         assert equal(ours, theirs), function
-
-
-def test_some_functions_are_those_of_float32():
-    check_functions(BFLOAT16, SOME)
-
-
-@pytest.mark.slow
-@of_one
-@pytest.mark.parametrize("module", [math, np], ids=["math", "numpy"])
-def test_functions_are_those_of_float32(form, module):
-    cpu_target.typing_context.refresh()
-    functions = [each for each in vars(module).values() if callable(each) and (module is math or isinstance(each, np.ufunc))]
-    chosen = tuple(each for each in dict.fromkeys([*functions, *OTHERS]) if arity(each))
-    assert len(chosen) > 40
-    check_functions(form, chosen)
 
 
 # ---- promotion -----------------------------------------------------------------------------------------------------
