@@ -106,19 +106,6 @@ def test_exceptions_of_frameworks_that_have_only_a_message():
         assert kind is RuntimeError and message.startswith(f"{X} cannot be passed to the kernel: ")
 
 
-BITS = np.ones(2, "V2")
-ELEMENTS = {"void16": BITS} | ({"float8_e8m0fnu": torch.ones(3).to(torch.float8_e8m0fnu)} if torch else {})
-
-
-def test_what_is_not_computed_with():
-    for name, tensor in ELEMENTS.items():
-        for value, item in ((tensor, ""), ((tensor, 1), ", item [0]"), ([tensor], ", item [0]")):
-            kind, message = refused_twice(fast_args(look.py_func), 1, value)
-            assert kind is BufferError and message.startswith(f"{X}{item}, a ")
-            assert f"Numba cannot compute with its elements, {name}" in message and "fast_args(storage=True)" in message
-            assert ".float()" in message or name == "void16"
-
-
 @fast_args
 def raises(x):
     raise TypeError("of the kernel")
@@ -139,12 +126,14 @@ def test_arguments_that_are_not_declared_name_kernel_types_and_signatures():
     assert re.search(f"refused with TypeError: not one of the declared .*{words}", str(kernel.explain(3.0)))
 
 
+BITS = np.ones(2, "V2")
 ITEMS = [(BITS, BufferError), (np.ones(2, ">f8"), BufferError), (object(), TypeError), ([], ValueError)]
 if torch is not None:
-    ITEMS += [(torch.ones(2, device="meta"), BufferError), (ELEMENTS["float8_e8m0fnu"], BufferError)]
+    ITEMS += [(each, BufferError) for each in (torch.ones(2, device="meta"), torch.ones(3).to(torch.float8_e8m0fnu))]
 
 
 def test_items_are_named_with_their_place():
+    """``tests/exchange/test_storage.py`` has what is said of elements that are not computed with."""
     for value, error in ITEMS:
         for argument, place in (((1, (2, value)), "[1][1]"), ([value], "[0]"), ((1, [value]), "[1][0]")):
             kind, message = refused_twice(look, 1, argument)
