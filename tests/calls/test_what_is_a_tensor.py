@@ -139,11 +139,14 @@ def test_a_dtype_of_another_framework():
     check_raises(TypeError, said, from_dlpack, np.ones(2), dtype="nothing")
 
 
-def test_explain_says_that_no_call_takes_it():
+def test_explain_says_that_no_call_takes_it_and_of_a_type_what_its_instances_take():
     """Numba has no type for some objects, and takes others."""
     said = "Numba has no type for it: the call raises TypeError"
     kernel = fast_args(lambda x: x)
     assert said in str(explain(decimal.Decimal(1))) and type_and_message(kernel, decimal.Decimal(1))[0] is TypeError
     taken = numba.typed.List([1])
     assert explain(taken).path == "numba" and said not in str(explain(taken)) and list(kernel(taken)) == [1]
+    for instance, path in ((np.ones(1), "ndarray"), (1.0, "scalar"), (np.float32(1), "scalar"), ((), "tuple")):
+        found = explain(type(instance))
+        assert (found.type, found.path) == (explain(instance).type, path) and "its instances" in found.reasons[-1]
     assert "float32" in str(kernel.explain(np.float32)) and plain(np.float32) == 1  # the class itself is the argument
