@@ -10,8 +10,6 @@ import traceback
 import numpy as np
 import pytest
 from failing_kernels import fails, fails_unlocked
-from forked import fork_python
-from frameworks import needs_torch
 from oracle import numbas, references_kept, type_and_message
 from raising import check_raises
 from ways import Acting
@@ -78,32 +76,6 @@ def test_byte_swapped_arrays():
         check_refused(np.zeros(3, dtype), "byte order", *([] if isinstance(dtype, list) else [repr(np.dtype(dtype))]))
     for dtype in (">i1", ">u1"):  # of single bytes
         assert total(1, np.arange(4, dtype=dtype)) == 6.0
-
-
-@pytest.mark.slow
-@needs_torch
-def test_dtypes_that_numpy_has_with_ml_dtypes_only():
-    fork_python("""
-        import sys
-        import torch
-        from oracle import type_and_message
-        from fastexchange import DLDataType, from_dlpack
-
-        kind, words = type_and_message(DLDataType.from_str("bfloat16").to_dtype)
-        assert kind is ValueError and "bfloat16 has no NumPy dtype: a recent ml_dtypes has one; import it" in words
-        assert "ml_dtypes" not in sys.modules
-
-        sys.modules["ml_dtypes"] = None  # whatever is installed
-        for tensor in (torch.ones(3).to(torch.float8_e8m0fnu), torch.ones(3, dtype=torch.bfloat16)):
-            kind, words = type_and_message(from_dlpack, tensor)
-            assert kind is BufferError and "import ml_dtypes" in words
-        del sys.modules["ml_dtypes"]
-        try:
-            import ml_dtypes
-        except ImportError:
-            sys.exit()
-        assert from_dlpack(tensor).dtype == ml_dtypes.bfloat16
-    """)
 
 
 Plain = type("Plain", (ValueError,), {})

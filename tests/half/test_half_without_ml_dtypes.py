@@ -9,7 +9,7 @@ from scale_kernels import elementwise
 torch = pytest.importorskip("torch")
 
 import fastexchange.half as half  # noqa: E402
-from fastexchange import explain, fast_args  # noqa: E402
+from fastexchange import DLDataType, explain, fast_args, from_dlpack  # noqa: E402
 
 
 # ---- what is checked, by processes without ml_dtypes ------------------------------------------------------------------
@@ -75,6 +75,9 @@ def other_elements():
             if not storage:
                 refused(BufferError, r"^(?!.*ml_dtypes).*storage=True", kernel, x, *rest)
     assert "storage=True" in str(explain(x)) and "ml_dtypes" not in str(explain(x))
+    for tensor in (x, torch.ones(3, dtype=torch.bfloat16)):
+        refused(BufferError, "import ml_dtypes", from_dlpack, tensor)
+    refused(ValueError, "bfloat16 has no NumPy dtype: a recent ml_dtypes has one; import it", DLDataType(4, 16).to_dtype)
 
 
 def made(n):
