@@ -285,10 +285,9 @@ def test_dtypes_are_read_and_written(framework):
 def test_a_dtype_object_that_dies_with_its_array():
     """As that of an unpickled array: a row must not compare with its address, which another may get."""
     kernel, first = fast_args(lambda x: x[0]), fast_args(lambda x: x[0])
-    given = [pickle.dumps(np.ones(3, dtype)) for dtype in ("f8", "f4", "i8", "f8")]
-    for data in 10 * given:
-        assert kernel(pickle.loads(data)) == 1  # it is gone before the next one is made
-    array = pickle.loads(given[0])
+    for dtype in 10 * ("f8", "f4", "i8", "f8"):
+        assert kernel(pickle.loads(pickle.dumps(np.ones(3, dtype)))) == 1  # it is gone before the next one is made
+    array = pickle.loads(pickle.dumps(np.ones(3)))
     assert array.dtype is not np.dtype("f8") and {first(array) for _ in range(3)} == {1.0}
     assert [row.expected[0] != id(array.dtype) for entry in cache_entries(first) for row in entry.rows] == [True]
 

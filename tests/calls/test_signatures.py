@@ -188,6 +188,15 @@ def of_new_type(array):
     return array.view(type("New", (np.ndarray,), {}))
 
 
+def test_types_that_die_make_room_for_others():
+    kernel = fast_args(lambda x: x[0])
+    for _ in range(12):
+        array = of_new_type(np.ones(3))
+        assert [kernel(array) for _ in range(3)] == [1.0] * 3
+        gc.collect()
+    assert len(cache_entries(kernel)) <= 8 and [id(type(array))] in [entry.types for entry in cache_entries(kernel)]
+
+
 def test_an_entry_whose_types_have_died_is_filled_again_under_a_call_that_reads_it():
     """A producer's Python code takes the type from a neighbour, lets it die, and calls the kernel with another type."""
     kernel, acting, kept = fast_args(lambda x, y: x[0] + y[0]), Acting(np.ones(1)), type(of_new_type(np.ones(1)))
