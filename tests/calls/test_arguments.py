@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cache_entries import cache_entries
 from counting import scene
+from exchanges import Given
 from frameworks import NUMPY_DTYPES
 from interoperability import Wrapper
 from made_producers import ONLY_NUMBA, Dunder
@@ -297,7 +298,8 @@ def test_readonly(framework, tmp_path):
         pytest.skip(f"{framework} cannot say readonly, or says nothing else")
     for view in (grid(3, 4), np.memmap(tmp_path / "memory", "f8", "w+", shape=(6,))):
         view.flags.writeable = False
-        for tensor in (framework.tensor(view), Wrapper(framework.tensor(view))):
+        of_a_library = Given(lambda max_version, view=view, **_: view.__dlpack__(max_version=max_version))
+        for tensor in (framework.tensor(view), Wrapper(framework.tensor(view)), of_a_library):
             check_array(look, tensor, view)
             assert type_and_message(swap_ends, tensor)[0] is TypingError
 

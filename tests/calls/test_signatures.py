@@ -18,6 +18,7 @@ from raising import check_raises
 from ways import Acting
 
 from fastexchange import fast_args
+from fastexchange.dispatch import structs
 
 MAKERS = pytest.mark.parametrize("make", [np.asarray] + ([torch.from_numpy] if torch else []), ids=lambda make: make.__module__)
 shape_and_sum = numba.njit(lambda x, y: (x.flat[0] * x.size + y, x.ndim))
@@ -189,12 +190,16 @@ def of_new_type(array):
 
 
 def test_types_that_die_make_room_for_others():
-    kernel = fast_args(lambda x: x[0])
-    for _ in range(12):
-        array = of_new_type(np.ones(3))
-        assert [kernel(array) for _ in range(3)] == [1.0] * 3
+    kernel, known = fast_args(lambda x: x[0]), of_new_type(np.ones(3))
+    assert fast_args(lambda x: x)(known) is known  # a new type would take the place of a dead one among the types, too
+    for _ in range(2):
+        dying = [of_new_type(np.ones(3)) for _ in range(structs.MAX_CACHED)]
+        assert [kernel(each) for each in dying for _ in range(3)] == [1.0] * 3 * len(dying)
+        del dying
         gc.collect()
-    assert len(cache_entries(kernel)) <= 8 and [id(type(array))] in [entry.types for entry in cache_entries(kernel)]
+    assert kernel(known) == 1.0
+    assert len(cache_entries(kernel)) == structs.MAX_CACHED
+    assert [id(type(known))] in [entry.types for entry in cache_entries(kernel)]
 
 
 def test_an_entry_whose_types_have_died_is_filled_again_under_a_call_that_reads_it():
