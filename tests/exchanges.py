@@ -23,12 +23,13 @@ from interoperability import LAYOUTS as MATRIX_LAYOUTS
 from interoperability import PRODUCERS, Wrapper, Wraps, elements, jax, ml_dtypes, of_kind, pyarrow
 
 from made_producers import (  # isort: skip
-    DLPACK_CODES, ML_DTYPES, TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name, object_at,
+    DLPACK_CODES, TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name, object_at,
 )
 from oracle import ONE_REFERENCE
 
 from fastexchange import convert, exchange_api, from_dlpack, to_dlpack
 from fastexchange.ground.dlpack import ffi
+from fastexchange.ground.dtype_registry import ML_DTYPES
 
 ATTRIBUTE, OLDER = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
 READONLY, COPIED, PADDED = 1, 2, 4

@@ -20,9 +20,10 @@ from numba.extending import overload
 from oracle import numbas
 
 from made_producers import (  # isort: skip
-    ML_DTYPES, ONLY_NUMBA, Dunder, Ledger, Legacy, Tabled, address_of, ffi, tabled_type,
+    DLPACK_CODES, ONLY_NUMBA, Dunder, Ledger, Legacy, Tabled, address_of, array_at, ffi, tabled_type,
 )
 from fastexchange import fast_args, from_dlpack
+from fastexchange.ground.dtype_registry import ML_DTYPES
 
 try:
     import ml_dtypes
@@ -167,8 +168,8 @@ def specs(draw, kind: Kind, negative: bool = True, fractional: bool = False):
 
 # ---- random DLTensors ------------------------------------------------------------------------------------------------
 VIEW = "dltensor_from_py_object_no_sync"
-NAMES = {"?": (6, 8), **{f"{kind}{size}": (code, 8 * size) for code, kind, sizes in (
-    (0, "i", (1, 2, 4, 8)), (1, "u", (1, 2, 4, 8)), (2, "f", (2, 4, 8)), (5, "c", (8, 16))) for size in sizes}}  # fmt: skip
+NAMES = {name: (DLPACK_CODES[np.dtype(name).kind], 8 * np.dtype(name).itemsize)
+         for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")}  # fmt: skip
 """DLPack's codes and bits of NumPy's dtypes."""
 KNOWN_DTYPES = {key: np.dtype(name) for name, key in NAMES.items()}
 KNOWN_DTYPES |= {key: np.dtype(getattr(ml_dtypes, name)) for name, key in ML_DTYPES.items() if hasattr(ml_dtypes, name)}
@@ -216,17 +217,6 @@ class Tensor:
         return (self.data + (memory.ctypes.data + memory.size // 2) * self.is_real) % 2**64
 
 
-def array_at(dtype: np.dtype, shape, strides, address: int, readonly: bool) -> np.ndarray:
-    """NumPy's array of any memory, of which nothing is read. Strides in elements; where they mean nothing, 0."""
-    address = address or 64  # NULL, of an array without elements, not every NumPy takes
-    steps = [stride * dtype.itemsize if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True)]
-    typestr = dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}"
-    described = {"version": 3, "typestr": typestr, "shape": tuple(shape), "strides": tuple(steps), "data": (address, readonly)}
-    array = np.asarray(type("Described", (), {"__array_interface__": described})()).view(dtype)
-    array.flags.writeable = array.flags.writeable and not readonly
-    return array
-
-
 def is_in(memory: np.ndarray, array: np.ndarray) -> bool:
     first, end = np.lib.array_utils.byte_bounds(array)
     at = memory.ctypes.data
@@ -259,7 +249,7 @@ def expected(tensor: Tensor, memory: np.ndarray, protocol: str) -> np.ndarray | 
     if dtype is None or (0 not in shape and min(tensor.pointer(memory), address) < LOWEST_ADDRESS):
         return None
     readonly = {"borrowed": False, "versioned": tensor.flags % 2 == 1, "legacy": True}[protocol]
-    return array_at(dtype, shape, strides, address, readonly)
+    return array_at(dtype, shape, [stride * dtype.itemsize for stride in led_to(shape, strides)], address, readonly)
 
 
 _NEAR = [2**n + more for n in (7, 16, 18, 31, 32, 40, 52, 54, 55, 56, *range(58, 63)) for more in (-1, 0, 1)]

@@ -1,6 +1,7 @@
 """Producers of tensors made for the tests, which enter what they export in a `Ledger`, and the means to make dishonest ones."""
 
 import ctypes
+import weakref
 
 import numpy as np
 
@@ -15,9 +16,6 @@ incref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonap
 
 DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 """By NumPy's kind of a dtype."""
-_float8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
-ML_DTYPES = {"bfloat16": (4, 16), "complex32": (5, 32), **{f"float8_{name}": (code, 8) for code, name in enumerate(_float8, 7)}}
-"""DLPack's code and bits of the dtypes of ml_dtypes that are exchanged."""
 _names: dict[bytes, ctypes.c_char_p] = {}  # a capsule keeps a pointer to its name
 
 
@@ -215,29 +213,30 @@ def allocate(prototype, out, error_ctx, set_error):
 @ffi.callback("int(DLManagedTensorVersioned *, void **)")
 def to_py_object(tensor, out):
     made = Tabled(array_over(tensor.dl_tensor))
-    made.owner = Owner(tensor, id(made))
+    weakref.finalize(made, _let_go, tensor, id(made)).atexit = False
     return give(out, made)
 
 
-class Owner:
-    def __init__(self, managed, of: int):
-        self._managed, self._of = managed, of
+def _let_go(managed, of: int) -> None:
+    if managed.deleter != ffi.NULL:
+        managed.deleter(managed)
+    _borrowed.pop(of, None)
 
-    def __del__(self):
-        if self._managed.deleter != ffi.NULL:
-            self._managed.deleter(self._managed)
-        _borrowed.pop(self._of, None)
+
+def array_at(dtype: np.dtype, shape, strides, address: int, readonly: bool = False) -> np.ndarray:
+    """NumPy's array of any memory, of which nothing is read. Strides in bytes."""
+    address = address or 64  # NULL, of an array without elements, not every NumPy takes
+    typestr = dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}"
+    described = {"version": 3, "typestr": typestr, "shape": tuple(shape), "strides": tuple(strides), "data": (address, readonly)}
+    array = np.asarray(type("Described", (), {"__array_interface__": described})()).view(dtype)
+    array.flags.writeable = array.flags.writeable and not readonly
+    return array
 
 
 def array_over(tensor) -> np.ndarray:
     dtype = _dtype_of(tensor)
-    shape = [tensor.shape[i] for i in range(tensor.ndim)]
     strides = [tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)]
-    reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)] if 0 not in shape else []
-    before, behind = sum(min(0, far) for far in reach), sum(max(0, far) for far in reach)
-    start = ffi.cast("char *", tensor.data) + tensor.byte_offset + before
-    memory = ffi.buffer(start, behind - before + dtype.itemsize)
-    return np.ndarray(shape, dtype, memory, -before, strides)
+    return array_at(dtype, [tensor.shape[i] for i in range(tensor.ndim)], strides, address_of(tensor.data) + tensor.byte_offset)
 
 
 @ffi.callback("int(DLDeviceType, int32_t, void **)")
@@ -294,5 +293,5 @@ class WithMethods:
         return capsule(export_versioned(self.ledger, self.array), b"dltensor_versioned")
 
 
-def tabled_type_with_methods(**changes) -> type:
-    return tabled_type("TabledWithMethods", (WithMethods, _Tabled), **changes)
+def tabled_type_with_methods() -> type:
+    return tabled_type("TabledWithMethods", (WithMethods, _Tabled))
