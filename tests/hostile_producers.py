@@ -40,11 +40,7 @@ _kept: list[object] = []  # what native code was given the address of
 
 
 class Sets(Exception):
-    """Raised by what a tensor does: return `code` with an exception of type `kind` and value `value` set."""
-
-    def __init__(self, code: int, kind, value=None):
-        super().__init__(code, kind, value)
-        self.code, self.kind, self.value = code, kind, value
+    """Raised by what a tensor does, with a code, a type and a value: return the code with such an exception set."""
 
 
 def _do(what, *arguments) -> int:
@@ -52,7 +48,7 @@ def _do(what, *arguments) -> int:
     try:
         return what(*arguments) or 0
     except Sets as sets:
-        code, _pending.error = sets.code, (sets.kind, sets.value)
+        code, *_pending.error = sets.args
     except BaseException as error:
         error.__traceback__ = None  # its frames hold the tensor
         code, _pending.error = -1, (type(error), error)
@@ -139,9 +135,8 @@ destroy_function = _native(_callback("int(void *, intptr_t)", functools.partial(
 
 
 def managed_and(ledger: Ledger, array: np.ndarray, what, export=export_versioned, **lies):
-    kind, function = {export_versioned: ("DLManagedTensorVersioned", delete_function),
-                      export_legacy: ("DLManagedTensor", delete_legacy_function)}[export]  # fmt: skip
-    managed = export(ledger, array, deleter=ffi.cast(dict(ffi.typeof(kind).fields)["deleter"].type, function), **lies)
+    kind, function = (delete_legacy, delete_legacy_function) if export is export_legacy else (delete_versioned, delete_function)
+    managed = export(ledger, array, deleter=ffi.cast(ffi.typeof(kind), function), **lies)
     _at_deletion[address_of(managed)] = what
     return managed
 
@@ -243,6 +238,8 @@ CONTENTS = {
     "NULL shape and strides": (NO_SHAPE, REFUSED, "shape"),
     "NULL shape of 64 dimensions": ({"shape": None, "ndim": 64}, REFUSED, "shape"),
     "NULL strides": ({"strides": None}, 6.0, ""),
+    "NULL strides of 64 dimensions": ({"ndim": 64, "shape": (1,) * 62 + (2, 2), "strides": None}, 6.0, ""),
+    "strides that mean nothing": (of_shape((1, 4, 1), (2**40, 1, -7)), 6.0, ""),
     "no dimensions": ({"ndim": 0, **NO_SHAPE}, 0.0, ""),
     "no dimensions and NULL data": ({"ndim": 0, **NO_SHAPE, "data": 0}, REFUSED, "NULL"),
     **{f"negative size {shape}": (of_shape(shape), REFUSED, "shape") for shape in NEGATIVE},
@@ -263,6 +260,8 @@ CONTENTS = {
     **{f"data {data}": ({"data": data}, REFUSED, "") for data in (1, 8, 4095)},
     "data in the first page because of its byte offset": ({"data": 4096, "byte_offset": 2**64 - 4000}, REFUSED, ""),
     "a byte offset": ({"data": AT - 64, "byte_offset": 64}, 6.0, ""),
+    "a byte offset and strides": (of_shape((2,), (2,), data=AT - 64, byte_offset=72), 4.0, ""),
+    "a byte offset and NULL strides": ({"data": AT - 64, "byte_offset": 72, "shape": (3,), "strides": None}, 6.0, ""),
     "a byte offset that wraps": ({"data": AT + 8, "byte_offset": 2**64 - 8}, (REFUSED, 6.0), ""),
     "the largest byte offset": ({"data": AT + 1, "byte_offset": 2**64 - 1}, (REFUSED, 6.0), ""),
     **{f"misaligned by {distance}": ({"data": each.ctypes.data + distance}, 6.0, "") for distance, each in ODD_BYTES.items()},
@@ -337,12 +336,10 @@ def raising(error):
     return function
 
 
-def setting(code: int, kind, value=None, filled: bool = False):
+def setting(code: int, kind, value=None):
     """It returns `code` with an exception set; `value`: of a type, a new one each time."""
 
     def function(tensor, out):
-        if filled:
-            honest(tensor, out)
         raise Sets(code, kind, value("no") if isinstance(value, type) else value)
 
     return function
@@ -350,6 +347,15 @@ def setting(code: int, kind, value=None, filled: bool = False):
 
 def returning(code: int):
     return lambda tensor, out: code
+
+
+def before(act):
+    """It does something, and then what an honest function does."""
+    return lambda tensor, out: (act(tensor), honest(tensor, out))[1]
+
+
+def after(act):
+    return lambda tensor, out: (honest(tensor, out), act(tensor, out))[1]
 
 
 def filled_and_fails(tensor, out):
@@ -366,7 +372,7 @@ FUNCTIONS = {
     "raises a new KeyboardInterrupt": (raising(KeyboardInterrupt), KeyboardInterrupt),
     **{f"{code} and {error.__name__} set": (setting(code, error, error), error)
        for code in (0, 1, -5, 2**31 - 1) for error in (BufferError, ValueError, KeyboardInterrupt)},
-    **{f"filled, 0 and {error.__name__} set": (setting(0, error, error, filled=True), error)
+    **{f"filled, 0 and {error.__name__} set": (after(setting(0, error, error)), error)
        for error in (BufferError, OSError, KeyboardInterrupt)},
     "an exception type without a value": (setting(-1, ValueError), ValueError),
     "an exception type and a message": (setting(-1, ValueError, "no"), ValueError),
@@ -455,12 +461,10 @@ class EvilNames(type):
         return fails() if name in ("__qualname__", "__module__", "__name__") else super().__getattribute__(name)
 
 
-UNASKED = ("__eq__", "__hash__", "__bool__", "__len__", "__iter__", "__repr__", "__str__", "__format__", "__getitem__")
 STRANGE = {
     "takes no keyword": {"__dlpack__": without_keywords_only},
     "takes a stream by position": {"__dlpack__": lambda self, stream=None, /: versioned(self)},
-    "has a property that gives a function": {
-        "__dlpack__": property(lambda self: lambda *, max_version=None: versioned(self))},
+    "has a property that gives a function": {"__dlpack__": property(lambda self: lambda *, max_version=None: versioned(self))},
     "changes what it is given": {"__dlpack__": lambda self, **keywords: versioned(self) if not keywords.clear() else None},
     "names a device that it is not on": {"__dlpack_device__": lambda self: (2, 7)},
     "raises when asked for its device": {"__dlpack_device__": fails},
@@ -470,7 +474,8 @@ STRANGE = {
     "says that it is an array": {"__class__": property(lambda self: np.ndarray)},
     "says that it is a tuple": {"__class__": property(lambda self: tuple)},
     "says that it is a float": {"__class__": property(lambda self: float)},
-    "cannot be compared, hashed, printed, tested": dict.fromkeys(UNASKED, fails),
+    "cannot be compared, hashed, printed, tested": dict.fromkeys(
+        ("__eq__", "__hash__", "__bool__", "__len__", "__iter__", "__repr__", "__str__", "__format__", "__getitem__"), fails),
 }  # fmt: skip
 GOOD_IN_THE_END = (
     *(type(name, (Dunder,), attributes) for name, attributes in STRANGE.items()),

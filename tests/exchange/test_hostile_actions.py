@@ -19,7 +19,7 @@ from made_producers import ONLY_NUMBA, Dunder, Tabled
 from oracle import new_kernel
 
 from hostile_producers import (  # isort: skip
-    ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, hostile_type, legacy, setting, versioned,
+    ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, after, before, hostile_type, legacy, setting, versioned,
 )
 from hostile_ways import (  # isort: skip
     WARM, Turning, check_end, ignore, kind_of, size_of, sum_of, total, unlocked_total, warm, warm_total,
@@ -129,14 +129,6 @@ def new(base, *arguments, **acts):
     return type("Once", (base,), {})(*arguments, **acts)
 
 
-def before(act):
-    return lambda tensor, out: (act(tensor), hostile.honest(tensor, out))[1]
-
-
-def after(act):
-    return lambda tensor, out: (hostile.honest(tensor, out), act(tensor))[0]
-
-
 def in_a_cached_call(act):
     warm(warm_total)
     tensor = Turning(view=before(act), behaves=True)
@@ -159,7 +151,7 @@ def capsule_deleted(act, cls, **form):
 FAST = "before a view, in a cached call"
 TIMES = {
     "before a view": (lambda act: new(Viewed, view=before(act)), total),
-    "after a view": (lambda act: new(Viewed, view=after(act)), total),
+    "after a view": (lambda act: new(Viewed, view=after(lambda tensor, out: act(tensor))), total),
     FAST: (in_a_cached_call, warm_total),
     "before an export": (lambda act: new(Exported, export=before(act)), total),
     "before an export without the GIL": (lambda act: new(Viewed, export=before(act)), unlocked_total),
