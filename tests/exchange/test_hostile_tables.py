@@ -141,24 +141,6 @@ def test_tables_that_cannot_even_be_asked_for(error, by_meta):
     assert total(1.0, np.arange(4.0)) == 6.0
 
 
-def test_a_metaclass_with_a_new_capsule_each_time():
-    """The one whose table is in use lives as long as the type."""
-    hostile.destroyed_names.clear()
-    table, made = exchange_table(**OURS), []
-
-    def read(cls):
-        made.append(1)
-        return capsule_with_destructor(table, TABLE_CAPSULE)
-
-    tensor = type_with(read, "Generous", (Hostile,), by_meta=True)
-    for first in [1.0] * WARM + [ONLY_NUMBA] * 2:
-        assert total(first, tensor) == 6.0
-        assert len(hostile.destroyed_names) < len(made)
-    del tensor
-    gc.collect()
-    assert len(hostile.destroyed_names) == len(made)
-
-
 def test_a_metaclass_that_answers_differently_each_time():
     answers = [lambda cls, answer=answer: answer for answer in (None, 3, vars(Viewed)[ATTRIBUTE])]
     answers = itertools.cycle(answers + [hostile.raising(error) for error in (ValueError, AttributeError, KeyboardInterrupt)])
