@@ -1,5 +1,6 @@
 """Arrays that outlive their call: memory stays alive as long as somebody holds it, and is given back exactly once."""
 
+import contextlib
 import functools
 import gc
 import weakref
@@ -19,13 +20,9 @@ assert no_violations  # a fixture
 itself = fast_args(lambda x: x, returns=np.ndarray)
 part = fast_args(lambda x: x[1:3], returns=np.ndarray)
 two_parts = fast_args(lambda x: (x[:2], (x[2:], 5)), returns=np.ndarray)
-thrice = fast_args(lambda x: (x[:3], x[:3], x[1:]), returns=np.ndarray)
 beside = fast_args(lambda x, text: x[1:], returns=np.ndarray)
 copied = fast_args(lambda x: x.copy(), returns=np.ndarray)
-unlocked = fast_args(lambda x: x[1:], nogil=True, returns=np.ndarray)
 optional = fast_args(lambda x, yes: x[1:] if yes else None, returns=np.ndarray)
-keep = fast_args(lambda container, x: container.append(x))
-keep_part = fast_args(lambda container, x: container.append(x[1:]))
 held: list = []
 
 
@@ -35,31 +32,39 @@ def through_objmode(x):
         held.append(x)
 
 
-def new_list():
-    return numba.typed.List.empty_list(numba.float64[::1])
+def keep_and_raise(container, x):
+    container.append(x[1:])
+    raise ValueError("kept")
 
 
-def filled(keep, tensor):
-    container = new_list()
-    keep(container, tensor)
-    return container
+def filling(keep, **options):
+    """A call that gives what this kernel puts into a list."""
+    kernel = fast_args(keep, **options)
+
+    def filled(tensor):
+        container = numba.typed.List.empty_list(numba.float64[::1])
+        with contextlib.suppress(ValueError):
+            kernel(container, tensor)
+        return container
+
+    return filled
 
 
 KEEPS = {
     "part": (part, [[1, 2]]),
     "beside what only Numba understands": (lambda x: beside(x, ONLY_NUMBA), [[1, 2, 3]]),
     "two parts": (two_parts, [[0, 1], [2, 3]]),
-    "thrice": (thrice, [[0, 1, 2], [0, 1, 2], [1, 2, 3]]),
-    "optional": (lambda x: optional(x, True), [[1, 2, 3]]),
-    "nothing": (lambda x: optional(x, False), []),
+    "thrice": (fast_args(lambda x: (x[:3], x[:3], x[1:]), returns=np.ndarray), [[0, 1, 2], [0, 1, 2], [1, 2, 3]]),
+    "optional": (lambda x: optional(x, True), [[1, 2, 3]]), "nothing": (lambda x: optional(x, False), []),
     "a copy": (copied, [[0, 1, 2, 3]]),
-    "in a typed list": (lambda x: filled(keep, x), [[0, 1, 2, 3]]),
-    "a part in a typed list": (lambda x: filled(keep_part, x), [[1, 2, 3]]),
+    "in a typed list": (filling(lambda container, x: container.append(x)), [[0, 1, 2, 3]]),
+    "a part in a typed list": (filling(lambda container, x: container.append(x[1:])), [[1, 2, 3]]),
+    "in a typed list, by a kernel that raises": (filling(keep_and_raise), [[1, 2, 3]]),
+    "in a typed list, by a kernel that raises without the GIL": (filling(keep_and_raise, nogil=True), [[1, 2, 3]]),
     "in object mode": (lambda x: through_objmode(x) or held.pop(), [[0, 1, 2, 3]]),
-    "a text": (fast_args(lambda x: "text" if x.size else ""), []),
-    "a set": (fast_args(lambda x: {x[0], 1.0}), []),
-    "without the GIL": (unlocked, [[1, 2, 3]]),
-}
+    "a text": (fast_args(lambda x: "text" if x.size else ""), []), "a set": (fast_args(lambda x: {x[0], 1.0}), []),
+    "without the GIL": (fast_args(lambda x: x[1:], nogil=True, returns=np.ndarray), [[1, 2, 3]]),
+}  # fmt: skip
 """A call that keeps its argument, or not, and the values of the arrays in what it gives."""
 
 

@@ -210,102 +210,67 @@ def sum_or_raise(first, middle, last):
     return first[0] + middle[0] + last[0]
 
 
-def views(how, first, middle, last):
+def views(tag, first, middle, last):
     """Results that hold arguments, and new objects."""
     s = sum_or_raise(first, middle, last)
-    return first[1:], (middle, last[:2]), np.full(2, s), s, None, "text", (how, how, how)
+    return first[1:], (middle, last[:2]), np.full(2, s), s, None, "text", (tag, tag, tag)
 
 
-def stored(how, first, middle, last):
-    """Views in a list, also if it raises."""
-    how.append(first)
-    how.append(middle[1:])
-    how.append(last[:1])
-    if first[0] + middle[0] + last[0] < 0:
-        raise ValueError("from the kernel", 3)
+def check_views(results) -> None:
+    assert all((r[0].tolist(), r[2].tolist(), r[3], r[-1]) == ([1, 1], [3, 3], 3, (5, 5, 5)) for r in results)
 
 
 ENDS = {
-    "views of fast calls": (views, FAST, {}),
-    "views of fast calls, without the GIL": (views, FAST, {"nogil": True}),
-    "views of exports": (views, ["exports only", "wrapper", "__dlpack__"], {"returns": np.ndarray}),
-    "views of exports, without the GIL": (views, OWNING, {"nogil": True}),
-    "views of what has odd deleters": (views, list(DELETING)[4:7], {}),
-    "stored by fast calls": (stored, FAST, {}),
-    "stored without the GIL": (stored, ["exports only"], {"nogil": True}),  # the list takes no readonly arrays
+    # its arguments' producers, its options
+    "fast calls": (FAST, {}),
+    "fast calls, without the GIL": (FAST, {"nogil": True}),
+    "exports": (["exports only", "wrapper", "__dlpack__"], {"returns": np.ndarray}),
+    "exports, without the GIL": (OWNING, {"nogil": True}),
+    "what has odd deleters": (list(DELETING)[4:7], {}),
 }
-"""By name: what the kernel does, its arguments' producers, its options."""
-
-
-@pytest.mark.parametrize("name", ENDS)
-@pytest.mark.filterwarnings("ignore:unsafe cast from readonly")  # Numba's, for legacy exports
-def test_how_kernels_end(name):
-    """With results that hold their arguments, exceptions, refusals: by each path."""
-    body, kinds, options = ENDS[name]
-    kernel, how = fast_args(body, **options), test_escape.new_list() if body is stored else 5
-    clear = how.clear if body is stored else int
-
-    def check(results):
-        if body is stored:
-            assert len(how) == 9 and all(array[0] == 1.0 for array in how)
-        else:
-            assert all((r[0].tolist(), r[2].tolist(), r[3], r[-1]) == ([1, 1], [3, 3], 3, (5, 5, 5)) for r in results)
-
-    ways = {
-        "first": kernel,
-        "later": kernel,
-        "often called": kernel,
-        "by keyword": lambda how, a, b, c: kernel(how=how, last=c, middle=b, first=a),
-        "bound": lambda how, *tensors: kernel.bind(how, *tensors)(),
-    }
-    with company(kinds, 3) as (tensors, ledger):
-        for way, call in ways.items() if body is not stored else list(ways.items())[:4]:
-            with scene(way), kept(*tensors, kernel):
-                for _ in range(WARM if way == "often called" else 0):
-                    kernel(how, *tensors)
-                    clear()
-                assert way != "often called" or name != "views of fast calls" or is_fast(kernel, how, *tensors)
-                results = [call(how, *tensors) for _ in range(3)]
-                check(results)
-                del results[1]
-                check(results)
-                del results
-                clear()
-            ledger.check(ledger.made)
-            for position, kind in itertools.product(range(3), (kinds[0], *BLAMED)):
-                with scene(way, position, kind):
-                    check_blamed(kernel if way == "bound" else call, how, clear, tensors, ledger, position, kind)
-        if body is views:  # what earlier calls have given stays valid among those that raise or are refused
-            with company(kinds, 3) as (others, _):
-                results = [kernel(how, *others) for _ in range(20)]
-                for position, kind in itertools.product(range(3), BLAMED):
-                    check_blamed(kernel, how, clear, tensors, ledger, position, kind)
-                    check(results)
-                del results
-        del call
-
-
 BLAMED = ("numpy", "device kDLCUDA, export", "view that raises BufferError", "__dlpack__ that raises KeyboardInterrupt")
 
 
-def check_blamed(kernel, how, clear, tensors, others, position, kind) -> None:
-    make, errors = BAD.get(kind, (functools.partial(tensor_of, kind), ValueError))
+def check_blamed(kernel, tensors, others, position, kind) -> None:
+    make, error = BAD.get(kind, (functools.partial(tensor_of, kind), ValueError))
     ledger = Ledger()
     culprit = make(memory_of(-100, -100, -100), ledger)
-    arguments = (*tensors[:position], culprit, *tensors[position + 1 :])
+    call = functools.partial(kernel, 5, *tensors[:position], culprit, *tensors[position + 1 :])
+    account(call, culprit, *tensors, ledgers=(ledger, others), ends=(error,))
+    assert error is not ValueError or end_of(call) == (ValueError, "('from the kernel', 3)")
 
-    def call():
-        try:
-            kernel(how, *arguments)
-        except ValueError as error:
-            assert str(error) == "('from the kernel', 3)", error
-            if type(how) is not int:
-                assert len(how) == 3 and ledger.out == (ledger.made > 0), "what was stored has lost its memory"
-            raise
-        finally:
-            clear()
 
-    account(call, culprit, *tensors, ledgers=(ledger, others), ends=(errors,))
+@pytest.mark.parametrize(("kinds", "options"), ENDS.values(), ids=ENDS)
+def test_how_kernels_end(kinds, options):
+    """With results that hold their arguments, exceptions, refusals: by each path. What they store: test_escape.py."""
+    kernel = fast_args(views, **options)
+    ways = {
+        **dict.fromkeys(("first", "later", "often called"), kernel),
+        "by keyword": lambda tag, a, b, c: kernel(tag=tag, last=c, middle=b, first=a),
+        "bound": lambda *arguments: kernel.bind(*arguments)(),
+    }
+    with company(kinds, 3) as (tensors, ledger):
+        for way, call in ways.items():
+            with scene(way), kept(*tensors, kernel):
+                for _ in range(WARM if way == "often called" else 0):
+                    kernel(5, *tensors)
+                assert way != "often called" or kinds is not FAST or options or is_fast(kernel, 5, *tensors)
+                results = [call(5, *tensors) for _ in range(3)]
+                check_views(results)
+                del results[1]
+                check_views(results)
+                del results
+            ledger.check(ledger.made)
+            for position, kind in itertools.product(range(3), (kinds[0], *BLAMED)):
+                with scene(way, position, kind):
+                    check_blamed(kernel if way == "bound" else call, tensors, ledger, position, kind)
+        with company(kinds, 3) as (others, _):  # what earlier calls have given stays valid among those that raise
+            results = [kernel(5, *others) for _ in range(20)]
+            for position, kind in itertools.product(range(3), BLAMED):
+                check_blamed(kernel, tensors, ledger, position, kind)
+                check_views(results)
+            del results
+        del call
 
 
 # ---- nothing is left -------------------------------------------------------------------------------------------------
@@ -325,9 +290,7 @@ def refuses(x):
 
 ONES, RECORDS = np.ones(3), np.zeros(4, [("only", "i4"), ("here", "f8")])
 LEAVES = {
-    "itself": (test_escape.itself, []),
-    "two parts": (test_escape.two_parts, []),
-    "a copy": (test_escape.copied, []),
+    "itself": (test_escape.itself, []), "two parts": (test_escape.two_parts, []), "a copy": (test_escape.copied, []),
     "more": (lambda x: gather(x, 1, None, 2.5, (1, 2)), []),
     "records": (lambda x: gather(RECORDS, RECORDS[::2]), [RECORDS.dtype]),
     "an exception": (functools.partial(end_of, fast_args(refuses)), []),
@@ -344,7 +307,7 @@ LEAVES = {
     "a dtype": (fast_args(lambda x: x.dtype), [np.dtype("f8")]),
     "a scalar type": (fast_args(lambda x: np.float32), [np.float32, np.dtype("f4")]),
     "an enum": (fast_args(lambda x: Answer.YES), [Answer, Answer.YES]),
-}
+}  # fmt: skip
 """Calls, and the objects that live elsewhere which every result refers to: it neither uses their references up nor adds any."""
 
 
@@ -475,13 +438,12 @@ def test_nothing_is_exported_for_what_does_not_bind():
 
 # ---- conversions, where others do not have them: exports of native code, odd deleters ----------------------------------
 EXPORTED_OTHERWISE = {
-    "of another major version": ({"version": (2, 0)}, None),
-    "without memory": ({"data": 0}, None),
+    "of another major version": ({"version": (2, 0)}, None), "without memory": ({"data": 0}, None),
     "of a type that the target lacks": ({"code": 200}, None),
     "for a subclass, which PyTorch's table does not make": ({}, None),
     "of a tensor that autograd tracks since": ({}, lambda tensor: tensor.requires_grad_()),
     "of a tensor whose memory is gone since": ({}, lambda tensor: tensor.untyped_storage().resize_(0)),
-}
+}  # fmt: skip
 """What native code finds after it has made an export: lies of the export, and what happens to the tensor meanwhile."""
 
 
