@@ -20,7 +20,6 @@ from made_producers import ONLY_NUMBA
 from numba import types
 from numba.extending import overload
 from oracle import new_kernel
-from other_ways import run_changed
 from ways import mode_of
 
 from fastexchange import fast_args
@@ -64,8 +63,7 @@ def negated():
     return victim
 
 
-def complex_twos():
-    return twos(torch.complex64)
+complex_twos = functools.partial(twos, torch.complex64)
 
 
 def become(convert):
@@ -175,18 +173,15 @@ def check_change(kernel, place, when, action, armed_at):
         assert got == after
 
 
-def check_action(action, nogil, places):
+@each_locking
+@pytest.mark.parametrize("action", ACTIONS)
+def test_no_argument_is_changed_behind_the_guard(action, nogil):
+    places = PLACES if action == "gets other memory" else QUICK
     for place, when in itertools.product(places, ("__dlpack__", "__dlpack_device__", "afterwards")):
         for armed_at in range(1, 6 if place == "beside an odd one" else 3):  # a call may ask for an export several times
             with scene(place, when, armed_at):
                 for kernel in (new_kernel(DISPATCHERS[nogil]), later(nogil, place, KINDS.get(action, twos))):
                     check_change(kernel, place, when, action, armed_at)
-
-
-@each_locking
-@pytest.mark.parametrize("action", ACTIONS)
-def test_no_argument_is_changed_behind_the_guard(action, nogil):
-    check_action(action, nogil, PLACES if action == "gets other memory" else QUICK)
 
 
 @each_locking
@@ -219,9 +214,12 @@ class Cycle:
         self.itself = self
 
 
-def check_collections(action, nogil, beside) -> None:
-    """A garbage collection at each allocation of a call changes the victim."""
-    threshold = gc.get_threshold()
+@each_locking
+@pytest.mark.parametrize("action", ["becomes lazily negated", "requires grad", "gets other memory", "gets other memory, and less",
+                                    "is freed"])  # fmt: skip
+def test_a_garbage_collection_at_each_allocation_of_a_call(action, nogil):
+    """The snapshot of a list, or the object of a storage, may set it off when other arguments have been read."""
+    threshold, beside = gc.get_threshold(), [torch.ones(2)]
     for _ in range(4):
         later(nogil)(torch.full((4,), 2.0), beside, 1.0)
     for allocations in range(1, 12):
@@ -240,14 +238,6 @@ def check_collections(action, nogil, beside) -> None:
         assert got in (8.0, 9.0, 36.0)
 
 
-@each_locking
-@pytest.mark.parametrize("action", ["becomes lazily negated", "requires grad", "gets other memory", "gets other memory, and less",
-                                    "is freed"])  # fmt: skip
-def test_a_garbage_collection_at_each_allocation_of_a_call(action, nogil):
-    """The snapshot of a list, or the object of a storage, may set it off when other arguments have been read."""
-    check_collections(action, nogil, [torch.ones(2)])
-
-
 @fast_args
 def increase(x, other):
     for i in range(x.shape[0]):
@@ -262,26 +252,6 @@ def test_memory_that_is_shared_or_cloned_lazily_meanwhile_is_the_one_that_is_wri
         victim = torch.zeros(300)
         increase(victim, Evil(lambda victim=victim, clones=clones: clones.append(torch._lazy_clone(victim))))
         assert victim.tolist() == [1.0] * 300 and all(clone.tolist() == [0.0] * 300 for clone in clones)
-
-
-@pytest.mark.nightly
-def test_without_an_exchange_table():
-    """PyTorch before 2.10 has none: its tensors are exported after all others, too."""
-    run_changed(
-        """
-        import sys
-        sys.modules["tvm_ffi"] = None  # it gives PyTorch's tensors a table where they have none
-        del torch.Tensor.__dlpack_c_exchange_api__
-        import numpy as np
-        import test_outrun
-        assert not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-        for action in test_outrun.ACTIONS:
-            test_outrun.check_action(action, False, ("before", "beside what only Numba reads"))
-            test_outrun.check_action(action, True, ("before",))
-        test_outrun.check_collections("becomes lazily negated", False, np.zeros(1))
-        test_outrun.test_memory_that_is_shared_or_cloned_lazily_meanwhile_is_the_one_that_is_written()
-        """
-    )
 
 
 # ---- conversions, arrays ---------------------------------------------------------------------------------------------
