@@ -6,7 +6,6 @@ import functools
 import gc
 import itertools
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 
@@ -14,6 +13,7 @@ import hostile_producers as hostile
 import made_producers
 import numpy as np
 import pytest
+from children import at_once
 from frameworks import torch, tvm_ffi
 from hostile_producers import VIEW, Gives, GivesLegacy, Hostile, hostile_type, managed_and, setting
 from made_producers import Dunder, Ignorant, Ledger, Legacy, Tabled, capsule, export_legacy, export_versioned, is_held
@@ -45,16 +45,10 @@ class WrapsExport:
 
 
 TENSORS: dict[str, Callable] = {
-    "numpy": lambda memory, ledger: memory.view(np.ndarray),
-    "exchange table": Viewed,
-    "__dlpack__": Dunder,
-    "legacy": Legacy,
-    "unversioned": Ignorant,
-    "exchange table in Python": Tabled,
-    "exports only": Exported,
-    "wrapper": WrapsExport,
+    "numpy": lambda memory, ledger: memory.view(np.ndarray), "exchange table": Viewed, "__dlpack__": Dunder, "legacy": Legacy,
+    "unversioned": Ignorant, "exchange table in Python": Tabled, "exports only": Exported, "wrapper": WrapsExport,
     "subclass of numpy": lambda memory, ledger: memory,
-}
+}  # fmt: skip
 if torch is not None:
     TENSORS["torch"] = lambda memory, ledger: torch.from_numpy(memory)
 if tvm_ffi is not None:
@@ -84,12 +78,6 @@ def _fail_in_a_kernel() -> None:
     assert end_of(inner, -np.ones(2), Dunder(np.ones(2))) == (ValueError, "from the kernel")
 
 
-def _run_a_thread() -> None:
-    thread = threading.Thread(target=_call_a_kernel)
-    thread.start()
-    thread.join()
-
-
 DELETERS = {
     "does no more": int,
     "sets BufferError": functools.partial(setting(0, BufferError, BufferError), None, None),
@@ -98,7 +86,7 @@ DELETERS = {
     "calls a kernel": _call_a_kernel,
     "fails in a kernel": _fail_in_a_kernel,
     "collects": functools.partial(gc.collect, 1),
-    "runs a thread": _run_a_thread,
+    "runs a thread": functools.partial(at_once, _call_a_kernel),
 }
 
 

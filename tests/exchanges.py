@@ -18,15 +18,14 @@ from concurrent import futures
 import numpy as np
 import pytest
 from forked import run_forked
-from frameworks import paddle, torch, tvm_ffi
+from frameworks import torch, tvm_ffi
+from interoperability import ALL_TARGETS, PRODUCERS, PYARROWS, Wrapper, Wraps, elements, ml_dtypes, of_kind
 from interoperability import LAYOUTS as MATRIX_LAYOUTS
-from interoperability import PRODUCERS, Wrapper, Wraps, elements, jax, ml_dtypes, of_kind, pyarrow
+from oracle import ONE_REFERENCE
 
 from made_producers import (  # isort: skip
     DLPACK_CODES, TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name, object_at,
 )
-from oracle import ONE_REFERENCE
-
 from fastexchange import convert, exchange_api, from_dlpack, to_dlpack
 from fastexchange.ground.dlpack import ffi
 from fastexchange.ground.dtype_registry import ML_DTYPES
@@ -106,17 +105,12 @@ def counted(strides, array) -> list[int]:
     return [strides[i] for i in range(array.ndim) if array.shape[i] > 1] if array.size else []
 
 
-def field_of(dtype) -> tuple[int, int]:
-    """DLPack's code and bits of one of NumPy's plain dtypes, or of those of ml_dtypes."""
-    dtype = np.dtype(dtype)
-    return NARROW.get(dtype.name) or (DLPACK_CODES[dtype.kind], 8 * dtype.itemsize)
-
-
 def check_describes(tensor, array: np.ndarray, field=None) -> None:
-    """A DLTensor is that array: the same memory, the same extents, the strides that count."""
+    """A DLTensor is that array: the same memory, the same extents, the strides that count. `field`: DLPack's code and bits."""
     assert address_of(tensor.data) + tensor.byte_offset == array.ctypes.data or not array.size
     assert (tensor.device.device_type, tensor.device.device_id) == CPU
-    assert (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) == (*(field or field_of(array.dtype)), 1)
+    field = field or NARROW.get(array.dtype.name) or (DLPACK_CODES[array.dtype.kind], 8 * array.itemsize)
+    assert (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) == (*field, 1)
     assert tensor.ndim == array.ndim and words(tensor.shape, array.ndim) == array.shape
     compact = [stride // 8 for stride in np.broadcast_to(np.float64(0), array.shape).copy().strides]
     strides = words(tensor.strides, array.ndim) if tensor.strides != ffi.NULL else compact
@@ -139,17 +133,11 @@ def taken_from(capsule):
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
-class Sub(np.ndarray):
-    pass
+Sub = type("Sub", (np.ndarray,), {})
 
 
-class ByCachedProperty(Wraps):
-    def __init__(self, inner):
-        self.inner = inner
-
-    @functools.cached_property
-    def __dlpack_c_exchange_api__(self):
-        return self.inner
+class ByCachedProperty(Wrapper):
+    __dlpack_c_exchange_api__ = functools.cached_property(lambda self: self.inner)
 
 
 class BySlot(Wraps):
@@ -191,14 +179,8 @@ VECTORS = ("array.array", "bytearray", "bytes", "ctypes array", "pyarrow.Array",
 OF_ALL_DTYPES = ("numpy.ndarray", "subclass of ndarray", "wrapper of an ndarray")
 """Sources that have dtypes beyond NumPy's own."""
 COUNTED = (Tabled, Dunder, Legacy, Ignorant)
-TARGETS = {
-    name: getattr(module, name.rpartition(".")[2])
-    for name, module in {
-        "numpy.ndarray": np, "torch.Tensor": torch, "paddle.Tensor": paddle, "tvm_ffi.Tensor": tvm_ffi, "jax.Array": jax,
-        "pyarrow.Array": pyarrow,
-    }.items()
-    if module is not None and (module is not pyarrow or hasattr(pyarrow.Array, "from_dlpack"))
-}  # fmt: skip
+TARGETS = {"numpy.ndarray": np.ndarray, **ALL_TARGETS, "pyarrow.Array": PYARROWS}
+TARGETS = {name: cls for name, cls in TARGETS.items() if cls is not None}
 LAYOUTS = {
     **MATRIX_LAYOUTS,
     "all strides negative": lambda a: a.reshape(3, 4)[::-1, ::-1],

@@ -15,13 +15,11 @@ import numpy as np
 from cache_entries import cache_entries
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from made_producers import DLPACK_CODES, ONLY_NUMBA, Dunder, Ledger, Legacy, Tabled, address_of, ffi, tabled_type
 from numba import types
 from numba.extending import overload
 from oracle import numbas
 
-from made_producers import (  # isort: skip
-    DLPACK_CODES, ONLY_NUMBA, Dunder, Ledger, Legacy, Tabled, address_of, array_at, ffi, tabled_type,
-)
 from fastexchange import fast_args, from_dlpack
 from fastexchange.ground.dtype_registry import ML_DTYPES
 
@@ -249,7 +247,8 @@ def expected(tensor: Tensor, memory: np.ndarray, protocol: str) -> np.ndarray | 
     if dtype is None or (0 not in shape and min(tensor.pointer(memory), address) < LOWEST_ADDRESS):
         return None
     readonly = {"borrowed": False, "versioned": tensor.flags % 2 == 1, "legacy": True}[protocol]
-    return array_at(dtype, shape, [stride * dtype.itemsize for stride in led_to(shape, strides)], address, readonly)
+    steps = [stride * dtype.itemsize for stride in led_to(shape, strides)]
+    return made_producers.array_at(dtype, shape, steps, address, readonly)
 
 
 _NEAR = [2**n + more for n in (7, 16, 18, 31, 32, 40, 52, 54, 55, 56, *range(58, 63)) for more in (-1, 0, 1)]

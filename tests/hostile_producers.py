@@ -141,9 +141,8 @@ def managed_and(ledger: Ledger, array: np.ndarray, what, export=export_versioned
     return managed
 
 
-def capsule_with_destructor(cdata, name: bytes):
-    """A PyCapsule whose destructor notes the name that it has then, and does what `at_destruction` says."""
-    made = capsule(cdata, name)
+def with_destructor(made):
+    """A PyCapsule, from now on with a destructor that notes the name that it has then, and does what `at_destruction` says."""
     assert _set_destructor(made, destroy_function) == 0
     return made
 
@@ -251,13 +250,14 @@ CONTENTS = {
     **{f"too many bytes {shape}": (of_shape(shape, code=5, bits=128), REFUSED, "64 bits")
        for shape in [(2**59, 2), (2**30, 2**29), (2**31 - 1, 2**29), (2**31 - 1, 2**28)]},
     **{f"a stride of {step}{other}": (of_shape((count,), (step,)), ends, word)
-       for step in [2**62, -(2**63), 2**63 - 1, -(2**62), 2**60, 2**61, -(2**60)]
+       for step in [2**62, -(2**63), 2**63 - 1, -(2**62), 2**60, 2**61, -(2**60), 2**61 + 1]  # the last is 8 bytes in 64 bits
        for other, count, ends, word in (("", 2, REFUSED, "64 bits"), (", one element", 1, (REFUSED, 0.0), ""))},
     "strides that reach too far together": (of_shape((2, 2), (2**55, 2**55)), REFUSED, "64 bits"),
     "strides NULL and too many elements": ({"ndim": 2, "shape": (2**40, 2**40), "strides": None}, REFUSED, "64 bits"),
     **{f"NULL data and a byte offset of {offset}": ({"data": 0, "byte_offset": offset}, REFUSED, "NULL")
        for offset in (0, 8, 4088, 4096, 8192, 2**20, 2**40)},
     **{f"data {data}": ({"data": data}, REFUSED, "") for data in (1, 8, 4095)},
+    "an address that is NULL once the byte offset is added": ({"data": 2**64 - 8, "byte_offset": 8}, REFUSED, ""),
     "data in the first page because of its byte offset": ({"data": 4096, "byte_offset": 2**64 - 4000}, REFUSED, ""),
     "a byte offset": ({"data": AT - 64, "byte_offset": 64}, 6.0, ""),
     "a byte offset and strides": (of_shape((2,), (2,), data=AT - 64, byte_offset=72), 4.0, ""),
@@ -418,16 +418,12 @@ _table = exchange_table()
 _table_capsule = capsule(_table, b"dlpack_exchange_api")
 
 RETURNS = {
-    "None": lambda tensor: None,
-    "an int": lambda tensor: 3,
-    "a string": lambda tensor: "dltensor_versioned",
-    "itself": lambda tensor: tensor,
-    "its array": lambda tensor: tensor.array,
+    "None": lambda tensor: None, "an int": lambda tensor: 3, "a string": lambda tensor: "dltensor_versioned",
+    "itself": lambda tensor: tensor, "its array": lambda tensor: tensor.array,
     "an exception": lambda tensor: BufferError("returned, not raised"),
     "a tuple of a capsule": lambda tensor: (_table_capsule,),
     "what calls itself PyCapsule": lambda tensor: FalsePyCapsule(),
-    "what cannot be printed": lambda tensor: Unprintable(),
-    "another protocol's capsule": lambda tensor: _table_capsule,
+    "what cannot be printed": lambda tensor: Unprintable(), "another protocol's capsule": lambda tensor: _table_capsule,
     "a capsule without a name": lambda tensor: capsule(_table, None),
     "a capsule of a longer name": lambda tensor: capsule(_table, b"dltensor_versioned2"),
     "a capsule of a shorter name": lambda tensor: capsule(_table, b"dltenso"),
@@ -435,7 +431,7 @@ RETURNS = {
     "a capsule with a name that is no text": lambda tensor: capsule(_table, b"\xff\xfe"),
     "a consumed legacy capsule": lambda tensor: capsule(_table, b"used_dltensor"),
     "a consumed capsule": lambda tensor: capsule(_table, b"used_dltensor_versioned"),
-}
+}  # fmt: skip
 """What ``__dlpack__`` returns that is no unconsumed capsule: refused, whatever it is."""
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
@@ -38,18 +37,12 @@ BEGIN, END = "<!-- interoperability: begin -->\n", "<!-- interoperability: end -
 DTYPES = NUMPY_DTYPES if ml_dtypes is None else (*NUMPY_DTYPES, "bfloat16")
 
 LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "C": lambda a: a.reshape(3, 4),
-    "F": lambda a: a.reshape(3, 4).T,
-    "strided": lambda a: a.reshape(3, 4)[:, ::2],
+    "C": lambda a: a.reshape(3, 4), "F": lambda a: a.reshape(3, 4).T, "strided": lambda a: a.reshape(3, 4)[:, ::2],
     "negative strides": lambda a: a.reshape(3, 4)[::-1],
     "broadcast": lambda a: np.ndarray((3, 4), a.dtype, a, strides=(0, a.itemsize)),
-    "0-d": lambda a: a[:1].reshape(()),
-    "1-d": lambda a: a,
-    "empty": lambda a: a[:0].reshape(0, 3),
-}
+    "0-d": lambda a: a[:1].reshape(()), "1-d": lambda a: a, "empty": lambda a: a[:0].reshape(0, 3),
+}  # fmt: skip
 
-NO_ELEMENTS = "no elements"
-"""The outcome for a tensor without memory."""
 TAKEN: dict[str, Callable[[np.ndarray], bool]] = {
     "plain": lambda array: array.dtype.kind != "V",
     "plain and writable": lambda array: array.dtype.kind != "V" and array.flags.writeable,
@@ -91,12 +84,10 @@ class Wraps:
 
 
 class Wrapper(Wraps):
+    __dlpack_c_exchange_api__ = property(lambda self: self.inner)
+
     def __init__(self, inner):
         self.inner = inner
-
-    @property
-    def __dlpack_c_exchange_api__(self):
-        return self.inner
 
 
 def memory_view(array: np.ndarray):
@@ -126,16 +117,8 @@ ALL_PRODUCERS: dict[str, tuple[Any, Callable[[np.ndarray], Any]]] = {
 PRODUCERS = if_installed(ALL_PRODUCERS)
 
 
-def _address_and_elements(x):
-    return x.ctypes.data, x.copy()
-
-
-_kernel = fast_args(numba.njit(_address_and_elements), returns=np.ndarray, storage=True)
-
-
-@fast_args
-def _items(x):
-    return [item for item in x]  # noqa: C416
+_kernel = fast_args(lambda x: (x.ctypes.data, x.copy()), returns=np.ndarray, storage=True)
+_items = fast_args(lambda x: [item for item in x])  # noqa: C416
 
 
 def _by_kernel(tensor) -> tuple[int, list]:
@@ -152,6 +135,10 @@ def _by_numpy(tensor) -> tuple[int, list]:
     return view.ctypes.data, view.tolist()
 
 
+def _by(cls) -> Callable[[Any], tuple[int, list]]:
+    return lambda tensor: _by_numpy(convert(tensor, cls))
+
+
 def _by_pyarrow(tensor) -> tuple[int, list]:
     if not TAKEN["a vector"](from_dlpack(tensor)):
         try:
@@ -161,27 +148,20 @@ def _by_pyarrow(tensor) -> tuple[int, list]:
     return _by(pyarrow.Array)(tensor)
 
 
-def _by(cls) -> Callable[[Any], tuple[int, list]]:
-    return lambda tensor: _by_numpy(convert(tensor, cls))
-
-
+ALL_TARGETS = {"torch.Tensor": torch and torch.Tensor, "paddle.Tensor": paddle and paddle.Tensor,
+               "tvm_ffi.Tensor": tvm_ffi and tvm_ffi.Tensor, "jax.Array": jax and jax.Array}  # fmt: skip
+PYARROWS = pyarrow.Array if hasattr(pyarrow and pyarrow.Array, "from_dlpack") else None
 ALL_WAYS: dict[str, tuple[Any, Callable[[Any], tuple[int, list]]]] = {
-    "kernel": (np, _by_kernel),
-    "`from_dlpack`": (np, _by_numpy),
-    "to `torch.Tensor`": (torch, _by(torch and torch.Tensor)),
-    "to `paddle.Tensor`": (paddle, _by(paddle and paddle.Tensor)),
-    "to `tvm_ffi.Tensor`": (tvm_ffi, _by(tvm_ffi and tvm_ffi.Tensor)),
-    "to `jax.Array`": (jax, _by(jax and jax.Array)),
-    "vectors to `pyarrow.Array`": (pyarrow if hasattr(pyarrow and pyarrow.Array, "from_dlpack") else None, _by_pyarrow),
-}
+    "kernel": (np, _by_kernel), "`from_dlpack`": (np, _by_numpy),
+    **{f"to `{name}`": (cls, _by(cls)) for name, cls in ALL_TARGETS.items()},
+    "vectors to `pyarrow.Array`": (PYARROWS, _by_pyarrow),
+}  # fmt: skip
 """Ways in: what gives the address of the memory that the consumer sees, and its elements, in a list."""
 WAYS = if_installed(ALL_WAYS)
 
 
 def unwrapped(tensor):
-    while isinstance(tensor, Wraps):
-        tensor = tensor.inner
-    return tensor
+    return unwrapped(tensor.inner) if isinstance(tensor, Wraps) else tensor
 
 
 OF_DLPACK = tuple(cls for cls in (tvm_ffi and tvm_ffi.Tensor, paddle and paddle.Tensor, StridedMemoryView) if cls is not None)
@@ -218,7 +198,7 @@ def cases_in(layout: str, way: str) -> list[tuple[str, bool]]:
 
 @functools.cache  # the tests ask tensor by tensor, and then for the table
 def outcome(producer: str, way: str, dtype: str, layout: str, readonly: bool) -> str | None:
-    """``zero-copy``, ``copy``, or the name of the exception; None where the producer has no such tensor.
+    """``zero-copy``, ``copy``, ``no elements``, or the name of the exception; None where the producer has no such tensor.
 
     Raises AssertionError if the consumer sees other elements than the array has.
     """
@@ -237,7 +217,7 @@ def outcome(producer: str, way: str, dtype: str, layout: str, readonly: bool) ->
     expected = array.view("u2") if way == "kernel" and dtype in ("bfloat16", "f2") else array
     assert seen == expected.tolist(), (producer, way, dtype, layout, readonly, seen)
     if not array.size:
-        return NO_ELEMENTS
+        return "no elements"
     return "zero-copy" if address == place(tensor) else "copy"
 
 
@@ -247,7 +227,7 @@ def summary(producer: str, way: str) -> str:
     for layout in LAYOUTS:
         for dtype, readonly in cases_in(layout, way):
             found = outcome(producer, way, dtype, layout, readonly)
-            if found not in (None, NO_ELEMENTS):
+            if found not in (None, "no elements"):
                 seen.setdefault(found, []).append((dtype, layout, readonly))
     if not seen:
         return "-"

@@ -9,11 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exchanges import CALLS, CONVERSIONS, SOURCES, exporter, needs_tvm_ffi
-
-from frameworks import (  # isort: skip
-    StridedMemoryView, has_versioned_capsules, is_exported, needs_torch, paddle, takes_copy, torch, tvm_ffi,
-)
-from interoperability import memory_view
+from frameworks import has_versioned_capsules, is_exported, needs_torch, paddle, takes_copy, torch, tvm_ffi
+from interoperability import StridedMemoryView, memory_view
 from oracle import references_kept, type_and_message
 from other_ways import Protocol
 

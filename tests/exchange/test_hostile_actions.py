@@ -15,15 +15,11 @@ from children import in_fork
 from counting import LEGACY, Exported, Viewed, end_of, forget_notes, gives_deleting, kept, no_violations, scene
 from exchanges import together
 from forked import needs_fork
+from hostile_producers import ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, before, hostile_type, legacy, versioned
+from hostile_ways import WARM, Turning, check_end, ignore, size_of, sum_of, total, unlocked_total, warm, warm_total
 from made_producers import ONLY_NUMBA, Dunder, Tabled
 from oracle import new_kernel
 
-from hostile_producers import (  # isort: skip
-    ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, after, before, hostile_type, legacy, setting, versioned,
-)
-from hostile_ways import (  # isort: skip
-    WARM, Turning, check_end, ignore, kind_of, size_of, sum_of, total, unlocked_total, warm, warm_total,
-)
 from fastexchange import explain, fast_args
 
 assert no_violations  # a fixture
@@ -38,8 +34,8 @@ def call_with_others(tensor, kernel):
 
 
 def be_refused_by_the_kernel(tensor, kernel):
-    ends = [end_of(kernel, 1.0, bad) for bad in (Viewed(lanes=2), Exported(lanes=2), object(), Gives(lambda tensor: None))]
-    return [kind_of(end) for end in ends]
+    tensors = Viewed(lanes=2), Exported(lanes=2), object(), Gives(lambda tensor: None)
+    return [end_of(kernel, 1.0, tensor)[0] for tensor in tensors]
 
 
 def call_deep(tensor, kernel, depth=20):
@@ -84,17 +80,15 @@ ACTIONS = {
     "calls the kernel through Numba": (lambda tensor, kernel: kernel(ONLY_NUMBA, tensor), 6.0),
     "calls it with other types, and other kernels": (call_with_others, (6.0, [1.0, 2.0, 3.0])),
     "is refused by the kernel": (be_refused_by_the_kernel, [BufferError, BufferError, TypeError, BufferError]),
-    "calls 20 deep": (call_deep, 6.0),
-    "collects garbage": (collect_garbage, None),
-    "switches threads": (switch_threads, [6.0] * 3),
-    "makes many types": (make_many_types, None),
+    "calls 20 deep": (call_deep, 6.0), "collects garbage": (collect_garbage, None),
+    "switches threads": (switch_threads, [6.0] * 3), "makes many types": (make_many_types, None),
     "makes and drops a kernel": (lambda tensor, kernel: fast_args(lambda x: x.size)(tensor), 4),
     "explains itself": (
         lambda tensor, kernel: (type(tensor).__name__ in str(explain(tensor)), "x" in str(kernel.explain(1.0, tensor))),
         (True, True)),
     "raises and catches": (raise_and_catch, None),
     "looks what is handled": (lambda tensor, kernel: sys.exc_info(), (None, None, None)),
-}
+}  # fmt: skip
 """What a tensor does, and what comes of it."""
 
 
@@ -151,7 +145,7 @@ def capsule_deleted(act, cls, **form):
 FAST = "before a view, in a cached call"
 TIMES = {
     "before a view": (lambda act: new(Viewed, view=before(act)), total),
-    "after a view": (lambda act: new(Viewed, view=after(lambda tensor, out: act(tensor))), total),
+    "after a view": (lambda act: new(Viewed, view=hostile.after(lambda tensor, out: act(tensor))), total),
     FAST: (in_a_cached_call, warm_total),
     "before an export": (lambda act: new(Exported, export=before(act)), total),
     "before an export without the GIL": (lambda act: new(Viewed, export=before(act)), unlocked_total),
@@ -272,9 +266,9 @@ def test_recursion_without_end():
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_view_that_is_refused_and_an_export_that_is_given(is_first):
     """As of a readonly tensor: its export can say so. What the export refuses is refused. Cached calls may have read views."""
-    tensors, no_view = hostile_type(), setting(-1, BufferError, "no view")
+    tensors, no_view = hostile_type(), hostile.setting(-1, BufferError, "no view")
     plain, readonly = tensors(), tensors(view=no_view, flags=1)
-    neither = tensors(view=no_view, export=setting(-1, BufferError, "no export"))
+    neither = tensors(view=no_view, export=hostile.setting(-1, BufferError, "no export"))
     kernel = fast_args(lambda x: x.sum())
     if not is_first:
         assert [kernel(plain) for _ in range(WARM)] == [6.0] * WARM

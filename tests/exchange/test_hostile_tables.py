@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from counting import Viewed, end_of, kept, no_violations
 from frameworks import has_table, torch
+from hostile_producers import ATTRIBUTE, EXPORT, REFUSED, VIEW, Hostile, RaisingDescriptor, with_destructor
 from hostile_ways import WARM, check_end, kernels_of, size_of, total, unlocked_total
 from made_producers import ONLY_NUMBA, TABLE_CAPSULE, WithMethods, address_of, capsule, exchange_table, ffi
 
-from hostile_producers import (  # isort: skip
-    ATTRIBUTE, EXPORT, REFUSED, VIEW, Hostile, Mute, Outside, RaisingDescriptor, capsule_with_destructor,
-)
 from fastexchange import explain
 
 assert no_violations  # a fixture
@@ -68,37 +66,31 @@ VERSIONS = [(0, 0), (0, 99), (2, 0), (255, 255), (2**32 - 1, 2**32 - 1), (256, 1
 UNUSABLE = {
     **{f"a capsule named {name!r}": capsule(GOOD, name) for name in NAMES},
     **{re.sub("[0-9]{4,}", "N", f"{type(value).__name__} {value!r:.20}"): value for value in VALUES},
-    "what calls itself PyCapsule": hostile.FalsePyCapsule(),
-    "what cannot be printed": hostile.Unprintable(),
-    "a list of a capsule": [held(GOOD)],
-    "a function": lambda: held(GOOD),
-    "a cffi pointer": GOOD,
+    "what calls itself PyCapsule": hostile.FalsePyCapsule(), "what cannot be printed": hostile.Unprintable(),
+    "a list of a capsule": [held(GOOD)], "a function": lambda: held(GOOD), "a cffi pointer": GOOD,
     "a table of zeros": held(exchange_table(version=(0, 0), **NONE)),
     **{f"version {version}": held(chain(version)) for version in VERSIONS},
     **{f"no {name}": held(exchange_table(**OURS | {name: None})) for name in REQUIRED},
     "nothing but a version": held(exchange_table(**NONE)),
     "nothing but a view": held(exchange_table(**NONE | {VIEW: hostile.view_function})),
-    "a table that is its own predecessor": held(circle((2, 0))),
-    "two tables behind each other": held(circle((3, 0), (2, 0))),
+    "a table that is its own predecessor": held(circle((2, 0))), "two tables behind each other": held(circle((3, 0), (2, 0))),
     "a long circle of tables": held(circle(*[(2, i) for i in range(100)])),
     "a long chain of tables": held(chain(*[(2, i) for i in range(300)])),
     "behind 64 tables": held(chain(*[(2, i) for i in range(64)], (1, 3))),
     "a descriptor that raises AttributeError": RaisingDescriptor(AttributeError("no")),
-}
+}  # fmt: skip
 USABLE = {
     "behind version 2": chain((2, 0), (1, 3)),
     "behind versions 255, 3 and 0": chain((255, 0), (3, 0), (0, 9), (1, 0)),
     "behind 63 tables": chain(*[(2, i) for i in range(63)], (1, 3)),
-    "before a circle": chain((1, 3), last=circle((1, 2), (1, 1))),
-    "before itself": circle((1, 3)),
+    "before a circle": chain((1, 3), last=circle((1, 2), (1, 1))), "before itself": circle((1, 3)),
     "before a table that is unusable": chain((1, 3), last=exchange_table(version=(0, 0), **NONE)),
-    "a newer minor version": chain((1, 2**32 - 1)),
-    "an older minor version": chain((1, 0)),
+    "a newer minor version": chain((1, 2**32 - 1)), "an older minor version": chain((1, 0)),
     "without views": exchange_table(**OURS | {VIEW: None}),
-}
+}  # fmt: skip
 ERRORS = (
-    ValueError("no"), RuntimeError("no"), TypeError("no"), KeyError("no"), OSError("no"), StopIteration(), Mute("no"),
-    KeyboardInterrupt(), SystemExit(3), Outside("no"), GeneratorExit(),
+    ValueError("no"), RuntimeError("no"), TypeError("no"), KeyError("no"), OSError("no"), StopIteration(), hostile.Mute("no"),
+    KeyboardInterrupt(), SystemExit(3), hostile.Outside("no"), GeneratorExit(),
 )  # fmt: skip
 
 
@@ -161,7 +153,7 @@ def test_a_table_replaced_after_calls():
     first, second = (exchange_table(**OURS) for _ in range(2))
     kernels = kernels_of(size_of)
     for replacement, (calls, kernel) in itertools.product((held(second), None, 3, "deleted"), ((1, "plain"), (WARM, "warm"))):
-        tensor = type_with(capsule_with_destructor(first, TABLE_CAPSULE), "Replaced", (Hostile,))
+        tensor = type_with(with_destructor(held(first)), "Replaced", (Hostile,))
         reference = weakref.ref(type(tensor))
         assert [kernels[kernel](1.0, tensor) for _ in range(calls)] == [4] * calls
         if replacement == "deleted":
