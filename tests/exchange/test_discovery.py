@@ -17,12 +17,8 @@ from fastexchange.arguments.discovery import discover
 from fastexchange.dispatch.runtime import runtime
 
 total, ignore = fast_args(lambda x: x.sum()), fast_args(lambda x: 1)
-
-# ---- which way -----------------------------------------------------------------------------------------------------
-PATHS = {
-    np.ndarray: "ndarray", Tabled: "c-exchange", Dunder: "dunder", float: "scalar", type(None): "scalar", np.float32: "scalar",
-    str: "scalar", tuple: "tuple", list: "list", set: "numba",
-}  # fmt: skip
+PATHS = {np.ndarray: "ndarray", Tabled: "c-exchange", Dunder: "dunder", float: "scalar", type(None): "scalar",
+         np.float32: "scalar", str: "scalar", tuple: "tuple", list: "list", set: "numba"}  # fmt: skip
 TENSORS = []
 if torch is not None:
     PATHS[torch.Tensor] = PATHS[torch.nn.Parameter] = "c-exchange" if is_borrowed() else "dunder"
@@ -47,11 +43,10 @@ def with_table(self, array):
 
 
 SLOTTED = {
-    "__slots__": ("array",),
-    "__init__": lambda self, array: setattr(self, "array", array),
+    "__slots__": ("array",), "__init__": lambda self, array: setattr(self, "array", array),
     "__dlpack_device__": lambda self: (1, 0),
     "__dlpack__": lambda self, **options: self.array.__dlpack__(**options),
-}
+}  # fmt: skip
 SUBCLASSES = {
     # what is derived: (its type, its path, whether __dlpack__ is asked, what is explained)
     "it inherits the table": (
