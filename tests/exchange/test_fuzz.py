@@ -24,7 +24,7 @@ import fuzzing
 import numba
 import numpy as np
 import pytest
-from counting import end_of, kept, no_violations
+from counting import end_of, is_exception, kept, no_violations
 from exchanges import ATTRIBUTE, OLDER, Sub, Wrapper
 from forked import fork_python
 from fuzzing import TYPES, VIEW, Kind, Spec, is_fast, specs, type_number, type_of
@@ -34,7 +34,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_producers import Dunder, Ledger, Tabled, WithMethods, exchange_table, ffi, tabled_type
 from numpy.lib.stride_tricks import as_strided
-from oracle import new_kernel, numbas, seen_type
+from oracle import new_kernel, numbas
 from test_hostile_tables import OURS, REQUIRED, check_ends, held
 
 from fastexchange import FastKernel, exchange_api, fast_args
@@ -135,16 +135,8 @@ def make_call(kernel: FastKernel, path: str, arguments: tuple, rehearsal: tuple)
         return lambda: kernel(**dict(reversed([*zip(("x", "carry"), arguments, strict=False)])))
     kernel = new_kernel(kernel, kernel._kernel_options)  # which knows nothing, but has nothing to compile
     if "cached" in path:
-        outcome(kernel, *rehearsal)
+        end_of(kernel, *rehearsal)
     return lambda: kernel(*arguments)
-
-
-def outcome(call, *arguments):
-    try:
-        return "returned", call(*arguments)
-    except Exception as error:
-        error.__traceback__ = None
-        return "raised", seen_type(error), error.args
 
 
 def is_same(got, want) -> bool:
@@ -159,11 +151,6 @@ def is_same(got, want) -> bool:
             and (not want.size or (got.strides, got.ctypes.data) == (want.strides, want.ctypes.data))
         )  # fmt: skip
     return repr(got) == repr(want)
-
-
-def is_numba_error(result) -> bool:
-    """Whether an outcome is an error of the compiler. Numba keeps those, and with them what their frames hold."""
-    return result[0] == "raised" and issubclass(result[1], numba.core.errors.NumbaError)
 
 
 # ---- one tensor ------------------------------------------------------------------------------------------------------
@@ -215,15 +202,16 @@ def check_one_tensor(case: OneTensor) -> None:
     view = source.view(source.make(twin) if writes else tensor, twin)
     carries = [(np.dtype(spec.dtype).type(1),) if writes else () for spec in (case.spec, case.before)]
     call = make_call(kernel, case.path, (tensor, *carries[0]), (rehearsal, *carries[1]))
-    want = outcome(numbas(kernel), view, *carries[0])
-    with kept(*[tensor] * (not writes or not is_numba_error(want))):
-        got = outcome(call)
-        if not writes and case.kernel != "keep" and got[0] == want[0] == "returned":
-            assert TYPES[got[1][0]] == type_of(view)
-            got, want = ("returned", got[1][1]), ("returned", want[1][1])
-        is_right = is_same(got[1], want[1]) if want[0] == "returned" else got[1] is want[1] and (
-            is_numba_error(want) or got[2] == want[2])  # fmt: skip
-        assert got[0] == want[0] and is_right, f"@njit: {want}, @fast_args: {got}"
+    want = end_of(numbas(kernel), view, *carries[0])
+    is_compilers = is_exception(want) and issubclass(want[0], numba.core.errors.NumbaError)  # Numba keeps those, and their frames
+    with kept(*[tensor] * (not writes or not is_compilers)):
+        got = end_of(call)
+        if not (writes or case.kernel == "keep" or is_exception(got) or is_exception(want)):
+            assert TYPES[got[0]] == type_of(view)
+            got, want = got[1], want[1]
+        assert is_exception(got) is is_exception(want), f"@njit: {want}, @fast_args: {got}"
+        is_right = got[0] is want[0] if is_compilers else is_same(got, want)
+        assert is_right, f"@njit: {want}, @fast_args: {got}"
         del got
     del want
     assert memory.tobytes() == wanted_memory.tobytes()
