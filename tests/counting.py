@@ -53,11 +53,9 @@ if torch is not None:
     TENSORS["torch"] = lambda memory, ledger: torch.from_numpy(memory)
 if tvm_ffi is not None:
     TENSORS["tvm_ffi"] = lambda memory, ledger: tvm_ffi.from_dlpack(memory)
-BUFFERS: dict[str, Callable] = {
-    "array.array": lambda memory, ledger: stdlib_array.array("d", memory.tolist()),
-    "memoryview": lambda memory, ledger: memoryview(bytearray(memory.tobytes())).cast("d"),
-    "bytearray": lambda memory, ledger: bytearray(memory.astype("u1").tobytes()),
-}
+BUFFERS: dict[str, Callable] = {"array.array": lambda memory, ledger: stdlib_array.array("d", memory.tolist()),
+                                "memoryview": lambda memory, ledger: memoryview(bytearray(memory.tobytes())).cast("d"),
+                                "bytearray": lambda memory, ledger: bytearray(memory.astype("u1").tobytes())}  # fmt: skip
 PRODUCERS = {**TENSORS, **BUFFERS}
 """By name: ``make(memory, ledger)`` gives a tensor of that memory, whose exports the ledger counts."""
 
@@ -97,17 +95,14 @@ def gives_deleting(memory=None, ledger=None, *, delete, cls=Gives, export=export
 LEGACY = {"export": export_legacy, "name": b"dltensor"}
 FORMS = {"a capsule": gives_deleting, "a legacy capsule": functools.partial(gives_deleting, cls=GivesLegacy, **LEGACY),
          "an export": Exported, "a view": Viewed}  # fmt: skip
-DELETING = {
-    f"{form} whose deleter {name}": functools.partial(make, delete=delete)
-    for name, delete in DELETERS.items() for form, make in FORMS.items()
-}  # fmt: skip
+DELETING = {f"{form} whose deleter {name}": functools.partial(make, delete=delete)
+            for name, delete in DELETERS.items() for form, make in FORMS.items()}  # fmt: skip
 
 
 def tensor_of(kind: str, memory, ledger):
     return (PRODUCERS.get(kind) or DELETING[kind])(memory, ledger)
 
 
-# ---- counting --------------------------------------------------------------------------------------------------------
 def forget_notes(thing) -> None:
     """Drop what producers made for the tests have noted of their exports; it holds references."""
     for name in ("words", "capsules", "asked"):

@@ -132,7 +132,6 @@ def taken_from(capsule):
     return managed
 
 
-# ---- sources ---------------------------------------------------------------------------------------------------------
 Sub = type("Sub", (np.ndarray,), {})
 
 
@@ -224,7 +223,6 @@ def one(source: str):
     return next(tensors(source, "1-d"))[:2]
 
 
-# ---- ways ------------------------------------------------------------------------------------------------------------
 class Given:
     def __init__(self, give):
         self.give = give if callable(give) else lambda **_: give

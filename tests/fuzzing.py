@@ -259,11 +259,9 @@ UNSIGNED_WORDS = WORDS.map(lambda word: word % 2**64)
 INT32 = st.one_of(st.integers(-2, 7), st.sampled_from([63, 64, 65, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1))
 UINT32 = st.one_of(st.integers(0, 20), st.integers(0, 2**32 - 1))
 DISTANCES = st.integers(-300, 300)
-DTYPES = st.one_of(
-    st.sampled_from(sorted({*NAMES.values(), *ML_DTYPES.values()})),
-    st.tuples(st.integers(0, 18), st.sampled_from([0, 1, 2, 4, 6, 8, 16, 24, 32, 64, 128])),
-    st.tuples(st.integers(0, 255), st.integers(0, 255)),
-)
+DTYPES = st.one_of(st.sampled_from(sorted({*NAMES.values(), *ML_DTYPES.values()})),
+                   st.tuples(st.integers(0, 18), st.sampled_from([0, 1, 2, 4, 6, 8, 16, 24, 32, 64, 128])),
+                   st.tuples(st.integers(0, 255), st.integers(0, 255)))  # fmt: skip
 
 
 CHANGES = {

@@ -473,10 +473,8 @@ STRANGE = {
     "cannot be compared, hashed, printed, tested": dict.fromkeys(
         ("__eq__", "__hash__", "__bool__", "__len__", "__iter__", "__repr__", "__str__", "__format__", "__getitem__"), fails),
 }  # fmt: skip
-GOOD_IN_THE_END = (
-    *(type(name, (Dunder,), attributes) for name, attributes in STRANGE.items()),
-    IsOfTheInstanceToo, EvilNames("Nameless", (Dunder,), {}), Legacy, Ignorant,
-)  # fmt: skip
+GOOD_IN_THE_END = (*(type(name, (Dunder,), attributes) for name, attributes in STRANGE.items()),
+                   IsOfTheInstanceToo, EvilNames("Nameless", (Dunder,), {}), Legacy, Ignorant)  # fmt: skip
 """Classes that are strange, and whose ``__dlpack__`` gives a good tensor all the same."""
 
 

@@ -68,11 +68,9 @@ def converted(name, kernels, x):
     return kernels["plain"](1.0, made)
 
 
-MAKERS = {
-    "view": lambda kernels, **acts: Viewed(**acts),
-    "capsule": lambda kernels, give=versioned, **lies: Gives(give, **lies),
-    "legacy capsule": lambda kernels, give=legacy, **lies: GivesLegacy(give, **lies),
-}
+MAKERS = {"view": lambda kernels, **acts: Viewed(**acts),
+          "capsule": lambda kernels, give=versioned, **lies: Gives(give, **lies),
+          "legacy capsule": lambda kernels, give=legacy, **lies: GivesLegacy(give, **lies)}  # fmt: skip
 BESIDE = {"a number": lambda: 1.0, "a tensor": lambda: Dunder(np.ones(3)), "what only Numba reads": lambda: ONLY_NUMBA}
 WAYS = {
     "a view": ("view", lambda kernels, **acts: hostile_type()(**acts), by("plain")),

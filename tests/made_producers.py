@@ -165,7 +165,6 @@ class Legacy(Ignorant):
         return super().__dlpack__(max_version="nothing")
 
 
-# ---- exchange tables -----------------------------------------------------------------------------------------------
 def object_at(pointer):
     return ctypes.cast(address_of(pointer), ctypes.py_object).value
 
@@ -245,11 +244,9 @@ def current_work_stream(device_type, device_id, out):
     return 0
 
 
-FUNCTIONS = {
-    "managed_tensor_allocator": allocate, "managed_tensor_from_py_object_no_sync": export,
-    "managed_tensor_to_py_object_no_sync": to_py_object, "dltensor_from_py_object_no_sync": borrow,
-    "current_work_stream": current_work_stream,
-}  # fmt: skip
+FUNCTIONS = {"managed_tensor_allocator": allocate, "managed_tensor_from_py_object_no_sync": export,
+             "managed_tensor_to_py_object_no_sync": to_py_object, "dltensor_from_py_object_no_sync": borrow,
+             "current_work_stream": current_work_stream}  # fmt: skip
 
 _tables: list[object] = []  # exchange tables live for ever, as those of real frameworks do
 

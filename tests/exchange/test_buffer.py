@@ -19,10 +19,8 @@ from oracle import check_same_as_njit, numbas, references_kept, type_and_message
 from fastexchange import explain, fast_args, from_dlpack, to_dlpack
 
 pick = fast_args(lambda x, i: x[i])
-KERNELS = {
-    0: fast_args(lambda x: x.ndim), 1: fast_args(lambda x: len(x)), 2: fast_args(lambda x: (len(x), x[0, 0], x[-1, -1])),
-    3: fast_args(lambda x: (len(x), x[0, 0, 0], x[-1, -1, -1])),
-}  # fmt: skip
+KERNELS = {0: fast_args(lambda x: x.ndim), 1: fast_args(lambda x: len(x)), 2: fast_args(lambda x: (len(x), x[0, 0], x[-1, -1])),
+           3: fast_args(lambda x: (len(x), x[0, 0, 0], x[-1, -1, -1]))}  # fmt: skip
 described = fast_args(
     lambda x: (x.nbytes, x.itemsize, x.ndim, x.shape, x.strides, x.contiguous, x.c_contiguous, x.f_contiguous, x.readonly)
 )
@@ -154,7 +152,6 @@ def test_a_memoryview_whose_strides_are_no_multiple_of_its_items():
     assert explain(view).path == "numba" and type_and_message(from_dlpack, view)[0] is BufferError
 
 
-# ---- released exactly once -----------------------------------------------------------------------------------------
 @fast_args
 def fails(x, y):
     if x[0] >= 0:
@@ -163,11 +160,9 @@ def fails(x, y):
 
 
 returns_a_part = fast_args(lambda x, y: x[1:])
-ENDS = [
-    (fast_args(lambda x, y: x[0]), None), (fast_args(lambda x, y: x[0], nogil=True), None), (fails, ValueError),
-    (fast_args(fails.py_func, nogil=True), ValueError),
-    (fast_args(lambda x, y: y.no_such_attribute), numba.core.errors.TypingError),
-]  # fmt: skip
+ENDS = [(fast_args(lambda x, y: x[0]), None), (fast_args(lambda x, y: x[0], nogil=True), None), (fails, ValueError),
+        (fast_args(fails.py_func, nogil=True), ValueError),
+        (fast_args(lambda x, y: y.no_such_attribute), numba.core.errors.TypingError)]  # fmt: skip
 
 
 @pytest.mark.parametrize("holder", [memoryview, lambda thing: memoryview(memoryview(thing).cast("b"))[::2], pickle.PickleBuffer])

@@ -42,11 +42,9 @@ def with_table(self, array):
     self.__dlpack_c_exchange_api__ = Tabled.__dlpack_c_exchange_api__
 
 
-SLOTTED = {
-    "__slots__": ("array",), "__init__": lambda self, array: setattr(self, "array", array),
-    "__dlpack_device__": lambda self: (1, 0),
-    "__dlpack__": lambda self, **options: self.array.__dlpack__(**options),
-}  # fmt: skip
+SLOTTED = {"__slots__": ("array",), "__init__": lambda self, array: setattr(self, "array", array),
+           "__dlpack_device__": lambda self: (1, 0),
+           "__dlpack__": lambda self, **options: self.array.__dlpack__(**options)}  # fmt: skip
 SUBCLASSES = {
     # what is derived: (its type, its path, whether __dlpack__ is asked, what is explained)
     "it inherits the table": (

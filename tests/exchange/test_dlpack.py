@@ -66,7 +66,6 @@ def test_all_is_declared_as_in_the_header(header):
     compiled("\n".join(lines) + "\n", "-fsyntax-only", "-x", "c")
 
 
-# ---- what is derived -----------------------------------------------------------------------------------------------
 def test_the_committed_abi_module_is_what_the_declarations_make(tmp_path):
     _abi_build.emit(tmp_path / "made.py")
     committed = Path(fastexchange.__file__).with_name("_abi.py")

@@ -28,11 +28,9 @@ def _our_export(x, **options):
     return exporter(x).__dlpack__(**options)
 
 
-PLACES = {
-    "Consumer": (lambda x, **options: from_dlpack(Protocol(x), **options), lambda x, **options: x.__dlpack__(**options)),
-    "Producer": (lambda x, **options: np.from_dlpack(exporter(x), **options), _our_export),
-    "Both": (from_dlpack, _our_export),
-}
+PLACES = {"Consumer": (lambda x, **options: from_dlpack(Protocol(x), **options), lambda x, **options: x.__dlpack__(**options)),
+          "Producer": (lambda x, **options: np.from_dlpack(exporter(x), **options), _our_export),
+          "Both": (from_dlpack, _our_export)}  # fmt: skip
 """What this package stands for: ``from_dlpack`` and ``__dlpack__`` of NumPy's tests."""
 
 DIFFERENCES = {
@@ -150,7 +148,6 @@ def test_element_types_that_pytorch_refuses():
                 assert type_and_message(way, tensor)[0] is BufferError, (dtype, name)
 
 
-# ---- what frameworks are asked for, and ask for ---------------------------------------------------------------------
 ASKING = {**CALLS, **CONVERSIONS, "a kernel": fast_args(lambda x: x.size), "to_dlpack, legacy": to_dlpack}
 
 
@@ -171,7 +168,6 @@ def test_a_producer_is_asked_for_the_newest_version_and_for_no_stream(source):
         assert tensor.asked == asked * (1 + has_copied), name
 
 
-# ---- tvm-ffi's -----------------------------------------------------------------------------------------------------
 @needs_tvm_ffi
 def test_a_class_of_tensors_that_tvm_ffi_was_told_to_make():
     core, own = tvm_ffi.core, tvm_ffi.core._CLASS_TENSOR
@@ -239,12 +235,10 @@ def test_what_paddles_dlpack_refuses_is_refused():
     cleared, freed, begins = paddle.arange(3.0), paddle.arange(3.0), paddle.ones([3])
     cleared._clear()
     freed._clear_data()
-    tensors = {
-        "requires grad": watched, "result": watched * 2, "parameter": paddle.create_parameter([3], "float32"),
-        "COO": paddle.sparse.sparse_coo_tensor([[0, 1], [1, 2]], [1.0, 2.0], [3, 3]),
-        "CSR": paddle.sparse.sparse_csr_tensor([0, 1, 2], [0, 1], [1.0, 2.0], [2, 2]),
-        "cleared": cleared, "without memory": freed, "begins to require grad": begins,
-    }  # fmt: skip
+    tensors = {"requires grad": watched, "result": watched * 2, "parameter": paddle.create_parameter([3], "float32"),
+               "COO": paddle.sparse.sparse_coo_tensor([[0, 1], [1, 2]], [1.0, 2.0], [3, 3]),
+               "CSR": paddle.sparse.sparse_csr_tensor([0, 1, 2], [0, 1], [1.0, 2.0], [2, 2]),
+               "cleared": cleared, "without memory": freed, "begins to require grad": begins}  # fmt: skip
     assert [total(begins) for _ in range(4)] == [3.0] * 4
     begins.stop_gradient = False
     total(paddle.zeros([2]))

@@ -36,7 +36,6 @@ seen, seen_unlocked, doubled = fast_args(look), fast_args(look, nogil=True), fas
 seen_in_tuple = fast_args(lambda pair: (pair[1].ctypes.data, pair[1].sum()))
 
 
-# ---- exchange_api ----------------------------------------------------------------------------------------------------
 def test_a_type_has_its_own_table_or_ours():
     ours = exchange_api(np.ndarray)
     table = table_in(ours)
@@ -115,7 +114,6 @@ def test_a_type_that_is_given_this_packages_table_is_one_without_a_table(is_set_
         fast_args(lambda x: x * 2, returns=own)(np.ones(3))
 
 
-# ---- polyfill --------------------------------------------------------------------------------------------------------
 @needs_the_attribute_free
 def test_polyfill_can_be_repeated_and_taken_back_and_changes_no_call():
     kernel, array = fast_args(look), np.arange(6.0).reshape(2, 3)
@@ -357,11 +355,9 @@ def test_a_from_dlpack_that_a_program_has_imported_is_not_that_of_its_tensors_bu
         assert type(twice) is cls and twice.array.tolist() == [0, 2, 4]
 
 
-SIGNATURES = {
-    from_dlpack: "(x, /, *, dtype=None, device=None, copy=None)",
-    to_dlpack: "(x, /, *, max_version=None, device=None, copy=None)",
-    convert: "(x, to, /, *, copy=None)",
-}
+SIGNATURES = {from_dlpack: "(x, /, *, dtype=None, device=None, copy=None)",
+              to_dlpack: "(x, /, *, max_version=None, device=None, copy=None)",
+              convert: "(x, to, /, *, copy=None)"}  # fmt: skip
 
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__name__)

@@ -58,7 +58,6 @@ def fuzz(strategy: st.SearchStrategy, check: Callable, shares: float) -> None:
     settings(max_examples=math.ceil(shares * EXAMPLES))(given(strategy)(noted))()
 
 
-# ---- sources of tensors ----------------------------------------------------------------------------------------------
 NUMBERS = tuple(name for name in frameworks.NUMPY_DTYPES if name != "f2")  # which Numba hardly compiles on a CPU
 
 
@@ -101,7 +100,6 @@ SOURCES = [
 ]  # fmt: skip
 BY_NAME = {source.name: source for source in SOURCES}
 
-# ---- kernels ---------------------------------------------------------------------------------------------------------
 def first(x):
     for value in x.flat:
         return type_number(x), value
@@ -125,7 +123,6 @@ READERS = {function.__name__: fast_args(function) for function in (fuzzing.look,
 READERS |= {"look, nogil": fast_args(fuzzing.look, nogil=True), "keep": fast_args(keep, returns=np.ndarray)}
 KERNELS = READERS | {"rotate": fast_args(rotate)}
 
-# ---- paths -----------------------------------------------------------------------------------------------------------
 PATHS = ("first call", "cached call", "keywords", "another tensor's cached call")
 
 
@@ -146,10 +143,8 @@ def is_same(got, want) -> bool:
     if isinstance(want, tuple):
         return len(got) == len(want) and all(map(is_same, got, want))
     if isinstance(want, np.ndarray):
-        return (
-            got.dtype == want.dtype and got.shape == want.shape and got.flags.writeable == want.flags.writeable
-            and (not want.size or (got.strides, got.ctypes.data) == (want.strides, want.ctypes.data))
-        )  # fmt: skip
+        return (got.dtype == want.dtype and got.shape == want.shape and got.flags.writeable == want.flags.writeable
+                and (not want.size or (got.strides, got.ctypes.data) == (want.strides, want.ctypes.data)))  # fmt: skip
     return repr(got) == repr(want)
 
 
@@ -161,10 +156,8 @@ KINDS_IN_CI = (("f8", 1), ("i2", 2), ("c8", 3), ("?", 0), ("f4", 5), ("f4", 1), 
 
 def kinds(source: Source, dtypes: tuple[str, ...], ndims) -> list[Kind]:
     pairs = itertools.product(dtypes, ndims) if IS_NIGHTLY else [pair for pair in KINDS_IN_CI if pair[1] in ndims]
-    drawn = [
-        Kind(*pair, order, readonly, misaligned) for pair in pairs for order in "CFA"
-        for readonly in (False, False, False, True) for misaligned in (False, False, False, False, True)
-    ]  # fmt: skip
+    drawn = [Kind(*pair, order, readonly, misaligned) for pair in pairs for order in "CFA"
+             for readonly in (False, False, False, True) for misaligned in (False, False, False, False, True)]  # fmt: skip
     return [kind for kind in drawn if source.takes(kind)]
 
 

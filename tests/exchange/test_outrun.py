@@ -143,7 +143,6 @@ def later(nogil: bool, place: str = "before", make=twos):
     return KNOWN[nogil]
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------
 def value_of(victim):
     """What a kernel may say of `victim` as it is now; None if it has to refuse it."""
     try:
@@ -254,7 +253,6 @@ def test_memory_that_is_shared_or_cloned_lazily_meanwhile_is_the_one_that_is_wri
         assert victim.tolist() == [1.0] * 300 and all(clone.tolist() == [0.0] * 300 for clone in clones)
 
 
-# ---- conversions, arrays ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("way", CALLS)
 @pytest.mark.parametrize("action", ["becomes lazily negated", "requires grad", "gets other memory, and less"])
 def test_conversions_in_a_mode_that_changes_the_tensor(way, action):

@@ -52,7 +52,6 @@ def test_many_borrowed_views_are_valid_at_once():
     check_describes(borrowed(arrays[0]), arrays[0])
 
 
-# ---- memory and streams ----------------------------------------------------------------------------------------------
 said: list = []
 
 

@@ -89,16 +89,13 @@ BAD = {
 BY_NUMBA = ("list of objects", "masked array", "released memoryview")
 """Refused by Numba itself, where Numba's dispatcher makes the call."""
 if torch is not None:
-    BAD |= {
-        "torch tensor that requires grad": (lambda memory, ledger: torch.from_numpy(memory).requires_grad_(), BufferError),
-        "torch tensor negated lazily": (lambda memory, ledger: torch._neg_view(torch.from_numpy(memory)), BufferError),
-        **{f"torch tensor {name}": (lambda memory, ledger, name=name: ODD[name], BufferError)
-           for name in ("freed storage", "meta", "zero")},
-    }  # fmt: skip
+    BAD |= {"torch tensor that requires grad": (lambda memory, ledger: torch.from_numpy(memory).requires_grad_(), BufferError),
+            "torch tensor negated lazily": (lambda memory, ledger: torch._neg_view(torch.from_numpy(memory)), BufferError),
+            **{f"torch tensor {name}": (lambda memory, ledger, name=name: ODD[name], BufferError)
+               for name in ("freed storage", "meta", "zero")}}  # fmt: skip
 LIKE = {Viewed: "exchange table", np.ndarray: "numpy", **({torch.Tensor: "torch"} if torch is not None else {})}
 
 
-# ---- how it is called ------------------------------------------------------------------------------------------------
 def new_kernel(count: int, company=None, **options):
     names = [f"a{i}" for i in range(count)]
     return fast_args(eval(f"lambda {', '.join(names)}: {' + '.join(f'{name}[0]' for name in names)}"), **options)
@@ -244,11 +241,9 @@ def check_blamed(kernel, tensors, others, position, kind) -> None:
 def test_how_kernels_end(kinds, options):
     """With results that hold their arguments, exceptions, refusals: by each path. What they store: test_escape.py."""
     kernel = fast_args(views, **options)
-    ways = {
-        **dict.fromkeys(("first", "later", "often called"), kernel),
-        "by keyword": lambda tag, a, b, c: kernel(tag=tag, last=c, middle=b, first=a),
-        "bound": lambda *arguments: kernel.bind(*arguments)(),
-    }
+    ways = {**dict.fromkeys(("first", "later", "often called"), kernel),
+            "by keyword": lambda tag, a, b, c: kernel(tag=tag, last=c, middle=b, first=a),
+            "bound": lambda *arguments: kernel.bind(*arguments)()}  # fmt: skip
     with company(kinds, 3) as (tensors, ledger):
         for way, call in ways.items():
             with scene(way), kept(*tensors, kernel):
@@ -485,7 +480,6 @@ def test_conversions_of_what_has_odd_deleters(name):
             account(functools.partial(CALLS[name], tensor), tensor, ledgers=(ledger,))
 
 
-# ---- what would crash ------------------------------------------------------------------------------------------------
 @needs_torch
 def test_a_plan_without_a_guard_is_not_used_again_for_pytorch():
     """A new type with an exchange table needs no guard; it comes before and after a subclass of PyTorch's, which has one."""

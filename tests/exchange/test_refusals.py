@@ -34,7 +34,6 @@ assert no_violations  # a fixture
 size, size_unlocked = fast_args(lambda x: x.size), fast_args(lambda x: x.size, nogil=True)
 first = fast_args(lambda x: x[0])
 
-# ---- ways ------------------------------------------------------------------------------------------------------------
 TO_NUMPY = {"from_dlpack": from_dlpack, "convert": lambda x: convert(x, np.ndarray)}
 BY_TABLE = {"export": functools.partial(failing, EXPORT), "borrow": functools.partial(failing, BORROW)}
 KERNELS = {"kernel": size, "kernel, nogil": size_unlocked}
@@ -56,7 +55,6 @@ def with_option(option: str, values, *calls) -> dict:
             for number, take in enumerate(calls) for value in values}  # fmt: skip
 
 
-# ---- things ----------------------------------------------------------------------------------------------------------
 def named(*things) -> dict:
     return {f"{number}, {type(thing).__name__} {thing!r:.30}": thing for number, thing in enumerate(things)}
 
@@ -67,12 +65,10 @@ NAMELESS = named(
     np.zeros(2, "V5"), np.zeros(2, [("a", "i4"), ("b", "f4")]), np.zeros(2, [("a", "i4")]).view(np.recarray),
     np.zeros(2, np.longdouble), np.zeros(2, np.clongdouble), np.zeros(2, "(2,)i4, i4"),
 )  # fmt: skip
-ODD_ARRAYS = {
-    **NAMELESS,
-    **{f"swapped {name}": np.zeros(3, SWAPPED + name) for name in ("i2", "u8", "f4", "c16", "f2")},
-    "strides off the grid": OFF_GRID, "strides off the grid, backwards": OFF_GRID[::-1],
-    "odd strides": np.ndarray((2,), "f4", bytearray(20), strides=(5,)),
-}  # fmt: skip
+ODD_ARRAYS = {**NAMELESS,
+              **{f"swapped {name}": np.zeros(3, SWAPPED + name) for name in ("i2", "u8", "f4", "c16", "f2")},
+              "strides off the grid": OFF_GRID, "strides off the grid, backwards": OFF_GRID[::-1],
+              "odd strides": np.ndarray((2,), "f4", bytearray(20), strides=(5,))}  # fmt: skip
 if ml_dtypes is not None and np.dtype(ml_dtypes.bfloat16).newbyteorder(SWAPPED).byteorder == SWAPPED:
     ODD_ARRAYS["swapped bfloat16"] = np.zeros(3, np.dtype(ml_dtypes.bfloat16).newbyteorder(SWAPPED))
 TEXT = {"variable text": np.array(["a"], np.dtypes.StringDType())} if hasattr(np.dtypes, "StringDType") else {}

@@ -51,7 +51,6 @@ def refused(key, dtype, *words: str) -> None:
     assert kind is ValueError and all(word in message for word in words), message
 
 
-# ---- NumPy's own types ---------------------------------------------------------------------------------------------
 def test_numpys_own_types():
     for dtype in map(np.dtype, PLAIN):
         code, bits = key_of(dtype)
@@ -155,7 +154,6 @@ def test_what_is_refused():
     assert dtype_of(100, 16) is None and key_of(S2) is None
 
 
-# ---- threads -------------------------------------------------------------------------------------------------------
 def registered_together(pairs: list) -> int:
     """Which of the registrations was made; all others were refused."""
     ends: dict = {}
@@ -178,7 +176,6 @@ def test_one_of_many_threads_gets_the_import_or_the_export(monkeypatch):
         assert [dtype_of(each, 32) for each in codes] == [dtype if i == winner else None for i in range(6)]
 
 
-# ---- ml_dtypes -----------------------------------------------------------------------------------------------------
 def test_the_codes_of_ml_dtypes():
     named = {name: DLDataTypeCode(code).name for name, (code, _bits) in (ML_DTYPES | ML_DTYPES_PADDED).items()}
     assert named.pop("bfloat16") == "kDLBfloat" and named.pop("complex32") == "kDLComplex"

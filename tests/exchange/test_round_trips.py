@@ -32,7 +32,6 @@ from fastexchange.ground.dlpack import DLDeviceType, ffi
 assert no_violations  # a fixture
 
 
-# ---- to arrays -------------------------------------------------------------------------------------------------------
 def through_a_capsule(x, **options):
     """By a capsule, whose contents are looked at, and NumPy's own reader."""
     made = to_dlpack(x, **{"max_version": (1, 0), **options})
@@ -279,7 +278,6 @@ def test_a_legacy_capsule_does_not_make_pytorchs_memory_readonly():
     assert capsule_name(to_dlpack(old)) == b"dltensor"
 
 
-# ---- targets made for the tests --------------------------------------------------------------------------------------
 _taking: list = []
 
 

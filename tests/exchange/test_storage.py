@@ -224,7 +224,6 @@ def test_what_numba_computes_with_is_passed_as_it_is():
     assert kernel_of(total, storage=True)(np.array([1.5, 2.0])) == 3.5
 
 
-# ---- outputs, results, bound launches ------------------------------------------------------------------------------
 def nothing(x, y):
     pass
 
@@ -300,7 +299,6 @@ def test_where_numbas_dispatcher_makes_all_calls(monkeypatch):
         assert kernels[True](make()) == sum(BITS) and kernels[True].counts().fast == 0
 
 
-# ---- what is said, and the option ----------------------------------------------------------------------------------
 @needs_ml_dtypes
 @pytest.mark.parametrize("maker", MAKERS)
 def test_explained(maker, monkeypatch):
