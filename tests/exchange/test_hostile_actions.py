@@ -272,14 +272,12 @@ def test_a_view_that_is_refused_and_an_export_that_is_given(is_first):
     kernel = fast_args(lambda x: x.sum())
     if not is_first:
         assert [kernel(plain) for _ in range(WARM)] == [6.0] * WARM
-    with pytest.raises(BufferError, match=r"'x' \(position 0\).*no export"):
-        kernel(neither)
+    check_end(end_of(kernel, neither), BufferError, "no export", position=0)
     looks, made = plain.looks, plain.ledger.made
     assert kernel(plain) == 6.0 and plain.ledger.made == made and plain.looks > looks  # views are still taken
     for _ in range(WARM):
         assert kernel(readonly) == kernel(plain) == 6.0
-        with pytest.raises(BufferError, match=r"'x' \(position 0\).*no export"):
-            kernel(neither)
+        check_end(end_of(kernel, neither), BufferError, "no export", position=0)
     assert "readonly array" in str(kernel.explain(readonly))
     for tensor in (plain, readonly):
         tensor.ledger.check(tensor.ledger.made)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from counting import scene
 from exchanges import CALLS, Given
-from frameworks import torch
+from frameworks import refused, torch
 from made_producers import ONLY_NUMBA
 from numba import types
 from numba.extending import overload
@@ -197,11 +197,10 @@ def test_modes_that_another_argument_begins(nogil):
         with torch.no_grad(), scene(place):
             for _ in range(4):
                 later(nogil)(*PLACES[place](leaf, Evil(lambda: None)))
-            with pytest.raises(BufferError, match="requires grad"):
-                later(nogil)(*PLACES[place](leaf, Evil(lambda: torch.set_grad_enabled(True))))
+            evil = Evil(lambda: torch.set_grad_enabled(True))
+            refused(BufferError, "requires grad", later(nogil), *PLACES[place](leaf, evil))
         try:
-            with pytest.raises(BufferError, match="tangent"):
-                later(nogil)(*PLACES[place](victim, Evil(enter)))
+            refused(BufferError, "tangent", later(nogil), *PLACES[place](victim, Evil(enter)))
         finally:
             level.__exit__(None, None, None)
 
@@ -285,6 +284,5 @@ def test_flags_of_an_array_that_another_argument_changes():
         evil = Evil(lambda array=array: setattr(array.flags, "writeable", False))
         assert later(False)(*PLACES[place](array, evil))[place == "after"] == 8.0
         array.flags.writeable = True
-        with pytest.raises(Exception, match=r"readonly|read-only|immutable"):
-            write(array, evil)
+        refused(Exception, "readonly|read-only|immutable", write, array, evil)
         assert array[0] == 2.0

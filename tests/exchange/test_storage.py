@@ -13,6 +13,7 @@ from interoperability import jax, ml_dtypes
 from made_producers import ONLY_NUMBA, Dunder, Tabled, tabled_type
 from nights import at_night
 from oracle import new_kernel, type_and_message
+from raising import check_raises
 from ways import WAYS, total, total_beside, total_inside, total_listed, total_of_all
 
 from fastexchange import FastKernel, convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
@@ -136,8 +137,8 @@ def test_every_type_of_pytorch(name):
     wider = "complex64" if name == "complex32" else "float32"
     if not is_exported(tensor.dtype):
         for options in ({}, {"storage": True}):
-            with pytest.raises(BufferError, match=rf"'x'.* {name}, which this PyTorch cannot export.*view\(torch.uint8\)"):
-                kernel_of(total, **options)(tensor)
+            words = rf"'x'.* {name}, which this PyTorch cannot export.*view\(torch.uint8\)"
+            check_raises(BufferError, words, kernel_of(total, **options), tensor)
         return
     for _ in range(3):
         if name in COMPUTED:
@@ -164,8 +165,7 @@ def test_integers_of_less_than_a_byte(name):
         assert same is tensor and tail.dtype == getattr(torch, whole)
     assert f"elements, {name};" in explain(tensor).reasons[-1]
     for convert_it in (from_dlpack, to_dlpack, lambda x: convert(x, np.ndarray)):
-        with pytest.raises(BufferError, match=rf"its elements are {name}, .*pass its view\(torch.{whole}\)"):
-            convert_it(tensor)
+        check_raises(BufferError, rf"its elements are {name}, .*pass its view\(torch.{whole}\)", convert_it, tensor)
 
 
 @pytest.mark.slow
@@ -206,13 +206,12 @@ def test_elements_without_an_integer_of_their_width(storage):
     """``storage=True`` does not help, and is not recommended."""
     for (code, bits, lanes), words in WITHOUT_INTEGER.items():
         for producer in (Dunder, Tabled):
-            with pytest.raises(BufferError, match=words.format(bits)) as raised:
-                kernel_of(total, storage=storage)(producer(np.zeros(4), code=code, bits=bits, lanes=lanes))
-            assert "storage" not in str(raised.value) and "import ml_dtypes" not in str(raised.value)
+            tensor = producer(np.zeros(4), code=code, bits=bits, lanes=lanes)
+            said = str(check_raises(BufferError, words.format(bits), kernel_of(total, storage=storage), tensor))
+            assert "storage" not in said and "import ml_dtypes" not in said
     if hasattr(torch, "float4_e2m1fn_x2") and is_exported(torch.float4_e2m1fn_x2):
         packed, kernel = torch.ones(3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), kernel_of(total, storage=storage)
-        with pytest.raises(BufferError, match=r"packed in bytes.*\.view\(torch\.uint8\)"):
-            kernel(packed)
+        check_raises(BufferError, r"packed in bytes.*\.view\(torch\.uint8\)", kernel, packed)
         assert kernel(packed.view(torch.uint8)) == 3
 
 
@@ -324,8 +323,7 @@ asking = fast_args(_length, storage=True)
 
 def test_the_option_is_a_bool_and_a_kernel_knows_it():
     for storage in (1, None, "allow"):
-        with pytest.raises(TypeError, match="storage is True or False"):
-            fast_args(total, storage=storage)
+        check_raises(TypeError, "storage is True or False", fast_args, total, storage=storage)
     assert asking.storage is True and fast_args(_length).storage is False
     assert isinstance(asking, FastKernel) and pickle.loads(pickle.dumps(asking)).storage is True
     assert fast_args(fast_args(_length), storage=True).storage is True
