@@ -119,8 +119,7 @@ def _destroy(py_capsule, _):
 _at_deletion: dict[int, collections.abc.Callable[[], object]] = {}  # by address of a managed tensor
 _capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_GetName", ctypes.pythonapi))
 _set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
-    ("PyCapsule_SetDestructor", ctypes.pythonapi)
-)
+    ("PyCapsule_SetDestructor", ctypes.pythonapi))  # fmt: skip
 destroyed_names: list[bytes] = []
 """The names that capsules with a destructor had when they died."""
 at_destruction: list[collections.abc.Callable[[], object]] = []
@@ -293,25 +292,26 @@ EXPORTED = {
 
 
 # ---- what a view or an export does -----------------------------------------------------------------------------------
-class Odd(Exception):
-    def __init__(self, first, second, *, third):
-        super().__init__(first)
+def raising(error):
+    """A function of a table, or ``__dlpack__``, that raises `error`, or, of a type, a new one each time."""
+
+    def function(tensor, out=None):
+        raise error("no") if isinstance(error, type) else error
+
+    return function
 
 
 def fails(*_):
     raise ZeroDivisionError("not to be asked")
 
 
-class Unmakeable(Exception):
-    def __init__(self, *arguments):
-        raise RuntimeError("cannot be made")
+class Odd(Exception):
+    def __init__(self, first, second, *, third):
+        super().__init__(first)
 
 
-class Unprintable:
-    def __repr__(self):
-        raise ValueError("cannot be printed")
-
-
+Unmakeable = type("Unmakeable", (Exception,), {"__init__": raising(RuntimeError)})
+Unprintable = type("Unprintable", (), {"__repr__": raising(ValueError)})
 Mute = type("Mute", (BufferError,), {"__str__": fails})
 Elsewhere = type("Elsewhere", (Exception,), {"__new__": lambda cls, *arguments: 5})
 Outside = type("Outside", (BaseException,), {})  # what no ``except Exception`` catches
@@ -325,15 +325,6 @@ UNCHANGED = (
 )  # fmt: skip
 if sys.version_info >= (3, 11):
     UNCHANGED += (BaseExceptionGroup("two", [ValueError(1), KeyboardInterrupt()]),)  # noqa: F821
-
-
-def raising(error):
-    """A function of a table, or ``__dlpack__``, that raises `error`, or, of a type, a new one each time."""
-
-    def function(tensor, out=None):
-        raise error("no") if isinstance(error, type) else error
-
-    return function
 
 
 def setting(code: int, kind, value=None):

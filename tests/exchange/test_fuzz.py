@@ -79,16 +79,14 @@ def _split(cls, by: int):
     return lambda array: cls(array, data=array.ctypes.data - by, byte_offset=by)
 
 
-TABLED = {
-    # of writeable memory, by exchange tables that native code reads
-    "behind a newer one": tabled_type("Newer", version=(2, 0), prev=exchange_table()),
-    "with a byte offset": _split(Tabled, 24),
-    "of pinned memory": lambda array: Tabled(array, device_type=3, device_id=1),
-}
 SOURCES = [
     *(Source(each.name, each.tensor, lambda kind, each=each: each.readonly or kind.readonly is not each.mutable,
              each.view, each.negative_strides, each.name == "numpy") for each in frameworks.FRAMEWORKS),
-    *(Source(f"exchange table {what}", make, lambda kind: not kind.readonly) for what, make in TABLED.items()),
+    Source("behind a newer exchange table", tabled_type("Newer", version=(2, 0), prev=exchange_table()),
+           lambda kind: not kind.readonly),
+    Source("exchange table with a byte offset", _split(Tabled, 24), lambda kind: not kind.readonly),
+    Source("exchange table of pinned memory", lambda array: Tabled(array, device_type=3, device_id=1),
+           lambda kind: not kind.readonly),
     Source("subclass of ndarray", lambda array: array.view(Sub), view=lambda tensor, array: tensor, fractional=True),
     Source("exchange table, NULL strides", lambda array: Tabled(array, strides=None),
            lambda kind: kind.order == "C" and not kind.readonly,
@@ -99,6 +97,7 @@ SOURCES = [
     Source("wrapper", lambda array: Wrapper(Tabled(array))),
 ]  # fmt: skip
 BY_NAME = {source.name: source for source in SOURCES}
+
 
 def first(x):
     for value in x.flat:

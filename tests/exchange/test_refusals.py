@@ -287,13 +287,10 @@ def test_gradients_are_taken_while_grad_mode_is_off(name):
 
 
 # ---- subclasses: what was asked for, or nothing ----------------------------------------------------------------------
-class OwnTensor(torch.Tensor if torch is not None else object):
-    pass
-
-
 INSTANCES = [np.arange(4.0), np.arange(4.0).view(Sub), np.rec.array(np.arange(3.0))]
 if torch is not None:
-    INSTANCES += [torch.ones(3), torch.ones(3).as_subclass(OwnTensor), torch.nn.Parameter(torch.ones(3), False)]
+    own_tensor = torch.ones(3).as_subclass(type("OwnTensor", (torch.Tensor,), {}))
+    INSTANCES += [torch.ones(3), own_tensor, torch.nn.Parameter(torch.ones(3), False)]
 if jax is not None:
     INSTANCES += [jax.numpy.ones(3)]
 
