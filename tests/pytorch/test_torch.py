@@ -122,18 +122,13 @@ def test_pytorch_is_asked_where_not_all_of_the_layout_is_found(unknown, monkeypa
 
 
 def test_keys_of_tensors_on_a_gpu_are_plain():
-    """As far as that can be seen without one: the keys by name, and none that makes a tensor odd."""
+    """The keys by name, and none that makes a tensor odd."""
     if not producer.guard().knows_all:
         pytest.skip("PyTorch is asked about each tensor")
     plain = "CUDA AutocastCUDA"
     names = "Conjugate Negative SparseCUDA SparseCsrCUDA QuantizedCUDA NestedTensorCUDA Python ZeroTensor " + plain
     keys = {name: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names.split()}
     assert {name for name, key in keys.items() if not producer.guard().native.odd_keys & key} == {*plain.split()}
-    if torch.cuda.is_available():
-        x, z = torch.ones(3, device="cuda"), torch.ones(3, dtype=torch.complex64, device="cuda")
-        odd = producer.guard().native.odd_keys
-        assert not any(producer.keys_of(tensor) & odd for tensor in (x, x[1:], z, x.requires_grad_(), x * 2))
-        assert all(producer.keys_of(tensor) & odd for tensor in (z.conj(), z.conj().imag, x.detach().to_sparse()))
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -172,26 +167,23 @@ def test_one_dispatcher_two_kernels():
 
 
 def test_subclasses_that_change_what_dlpack_returns_are_heard():
-    def subclass(dlpack):
-        return type("Heard", (torch.Tensor,), {"__torch_function__": function_of(dlpack)})
+    """Also one that exports what PyTorch does not."""
 
     def refuse(tensor, **options):
         raise PermissionError("not this one")
 
-    tensor = torch.ones(3).as_subclass(subclass(lambda tensor, **options: (tensor * 10).__dlpack__(**options)))
-    assert [total(tensor) for _ in range(4)] == [30.0] * 4
+    def subclass(**attributes):
+        return type("Heard", (torch.Tensor,), attributes)
+
+    tenfold = function_of(lambda tensor, **options: (tensor * 10).__dlpack__(**options))
+    tensor = torch.ones(3).as_subclass(subclass(__torch_function__=tenfold))
     assert "__torch_function__" in str(fastexchange.explain(tensor)) or not has_table()
-    for _ in range(3):
-        refused(PermissionError, "not this one", total, torch.ones(3).as_subclass(subclass(refuse)))
-
-
-def test_a_subclass_may_export_what_pytorch_does_not():
-    class Exporting(torch.Tensor):
-        def __dlpack__(self, **options):
-            return self.as_subclass(torch.Tensor).view(torch.uint8).__dlpack__()
-
-    tensor = torch.ones(3, dtype=torch.uint8).view(torch.bits8).as_subclass(Exporting)
-    assert [total(tensor) for _ in range(3)] == [3] * 3
+    exporting = subclass(__dlpack__=lambda self, **options: self.as_subclass(torch.Tensor).view(torch.uint8).__dlpack__())
+    exported = torch.ones(3, dtype=torch.uint8).view(torch.bits8).as_subclass(exporting)
+    refusing = torch.ones(3).as_subclass(subclass(__torch_function__=function_of(refuse)))
+    for _ in range(4):
+        assert (total(tensor), total(exported)) == (30, 3)
+        refused(PermissionError, "not this one", total, refusing)
 
 
 def test_subclasses_with_a_torch_function_are_checked_like_any_other():
@@ -207,12 +199,9 @@ def test_subclasses_with_a_torch_function_are_checked_like_any_other():
 
 
 def test_explain_tells_which_tensors_of_a_kernel_without_the_gil_go_to_numbas_dispatcher():
-    tensor = torch.ones(3).as_subclass(Unlike)
-    for _ in range(2):
-        assert "Numba's own dispatcher" in str(total_without_the_gil.explain(tensor))
-        assert total_without_the_gil(tensor) == 3.0
-    assert total_without_the_gil(torch.ones(3)) == 3.0
-    assert "Numba's own dispatcher" not in str(total_without_the_gil.explain(torch.ones(3)))
+    for x in (torch.ones(3).as_subclass(Unlike), torch.ones(3)):
+        assert total_without_the_gil(x) == 3.0
+        assert ("Numba's own dispatcher" in str(total_without_the_gil.explain(x))) == (type(x) is Unlike)
 
 
 def test_tensors_that_pytorch_does_not_export_are_not_kept():
@@ -227,12 +216,8 @@ def test_tensors_that_pytorch_does_not_export_are_not_kept():
         for _ in range(2):
             before = tensor._use_count(), sys.getrefcount(tensor)
             for way in ways:
-                with pytest.raises(BufferError) as raised:
-                    way(tensor)
-            message = str(raised.value)
-            del raised
+                refused(BufferError, said or ".", way, tensor)
             assert (tensor._use_count(), sys.getrefcount(tensor)) == before
-        assert said in message
 
 
 # ---- a PyTorch that is otherwise -------------------------------------------------------------------------------------
@@ -285,9 +270,6 @@ def test_the_first_call_does_not_import_pytorchs_compiler():
 
 
 # ---- conversions to PyTorch --------------------------------------------------------------------------------------------
-Exporting = tabled_type("Exporting", dltensor_from_py_object_no_sync=None)
-
-
 @pytest.mark.skipif(not has_table(), reason="this PyTorch has no table")
 def test_pytorch_gets_no_offset_that_it_could_ignore():
     """Its conversions did before version 2.9, also behind the table that tvm-ffi gives such a version."""
@@ -322,16 +304,16 @@ def test_what_the_framework_itself_would_misread():
             with pytest.raises(BufferError, match=r"has no (negative strides|readonly tensors)"):
                 fastexchange.convert(memory, torch.Tensor, copy=False)
     address = array.ctypes.data
-    for _ in range(2):
-        for options in ({}, {"copy": False}):
-            ledger = Ledger()
-            tensor = fastexchange.convert(Dunder(array, ledger, data=address - 64, byte_offset=64), torch.Tensor, **options)
-            assert tensor.data_ptr() == address and tensor.tolist() == [0, 1, 2, 3]
-            del tensor
-            ledger.check(ledger.made)  # native code gives an export with an offset back, and Python code makes another
+    for options in ({}, {"copy": False}) * 2:
+        ledger = Ledger()
+        tensor = fastexchange.convert(Dunder(array, ledger, data=address - 64, byte_offset=64), torch.Tensor, **options)
+        assert tensor.data_ptr() == address and tensor.tolist() == [0, 1, 2, 3]
+        del tensor
+        ledger.check(ledger.made)  # native code gives an export with an offset back, and Python code makes another
     ledger = Ledger()
+    exporting = tabled_type("Exporting", dltensor_from_py_object_no_sync=None)(array, ledger, device_type=4)
     with contextlib.suppress(BufferError):  # a device that PyTorch knows, and may refuse after it has released the export
-        fastexchange.convert(Exporting(array, ledger, device_type=4), torch.Tensor)
+        fastexchange.convert(exporting, torch.Tensor)
     ledger.check(1)
 
 
