@@ -3,7 +3,9 @@
 The simulator takes the place of the compiler when ``numba.cuda`` is imported, so it needs a process of its own.
 """
 
+import functools
 import math
+import operator
 import sys
 import threading
 from types import SimpleNamespace
@@ -33,23 +35,17 @@ class Simulator:
 
     def __init__(self):
         self._given = {}
+        self.shfl_xor_sync, self.shfl_up_sync, self.shfl_down_sync = (
+            functools.partial(self._shuffled, function) for function in (operator.xor, operator.sub, operator.add)
+        )
 
     def __getattr__(self, name):
         return getattr(simulated(), name)
 
-    def shfl_xor_sync(self, mask, value, distance):
-        return self._shuffled(mask, value, lambda lane: lane ^ distance)
-
-    def shfl_up_sync(self, mask, value, distance):
-        return self._shuffled(mask, value, lambda lane: lane - distance)
-
-    def shfl_down_sync(self, mask, value, distance):
-        return self._shuffled(mask, value, lambda lane: lane + distance)
-
-    def _shuffled(self, mask, value, source_of):
+    def _shuffled(self, source_of, mask, value, distance):
         assert mask == 0xFFFFFFFF
         number = threading.current_thread().thread_id
-        source = source_of(number % 32)
+        source = source_of(number % 32, distance)
         self._given[number] = value
         self.syncthreads()
         other = self._given[number - number % 32 + source] if 0 <= source < 32 else value

@@ -27,6 +27,7 @@ import made_producers  # noqa: E402
 import ways  # noqa: E402
 from counting import BUFFERS, TENSORS, forget_notes, memory_of, tensor_of  # noqa: E402
 from frameworks import torch, tvm_ffi  # noqa: E402
+from odd_tensors import ODD  # noqa: E402
 
 from made_producers import (  # noqa: E402  # isort: skip
     ONLY_NUMBA, TABLE_CAPSULE, Dunder, Ignorant, Ledger, Legacy, Tabled, WithMethods, capsule, exchange_table, export_versioned,
@@ -38,10 +39,8 @@ from fastexchange.dispatch.runtime import runtime  # noqa: E402
 
 ROUNDS, WARM_ROUNDS = 40, 8
 """Each path has its share of the calls in each round. What was allocated in the first rounds is not counted."""
-RESIDENT_BOUND = 6 * 2**20
-"""Bytes by which resident memory may grow: less than one for each call of the full run."""
-BLOCKS_BOUND = 12_000
-"""Memory blocks of CPython's allocator by which it may grow: in the full run not one for a thousand calls, or for eight types."""
+RESIDENT_BOUND, BLOCKS_BOUND = 6 * 2**20, 12_000
+"""By so many bytes and blocks memory may grow: in the full run not by a byte for each call, nor by a block for eight types."""
 BOUNDS = {"resident bytes": RESIDENT_BOUND, "memory blocks": BLOCKS_BOUND, "references": 20_000}
 """References are counted in a debug build of CPython only."""
 
@@ -70,8 +69,7 @@ def came_of(before: tuple, after: tuple, ledger: Ledger) -> list[str]:
         print(f"  {name} {then:,} to {now:,} ({now - then:+,})")
         if now - then > bound:
             problems.append(f"{name} grew by {now - then:,}, bound {bound:,}")
-    if (ledger.made, 0) != (ledger.deleted, ledger.out) or made_producers._strays:
-        strays = len(made_producers._strays)
+    if (ledger.made, 0, 0) != (ledger.deleted, ledger.out, strays := len(made_producers._strays)):
         problems.append(f"{ledger.made:,} tensors were exported, {ledger.deleted:,} given back, {strays} twice")
     return problems
 
@@ -102,17 +100,9 @@ gather = fast_args(lambda *arguments: len(arguments))
 listed = fast_args(lambda tensors, rest: (tensors[0][0] + len(rest[0]), tensors[-1], rest[0][0][1:]))
 does_not_compile = fast_args(lambda x: x.no_such_attribute)
 keep = fast_args(lambda container, x: container.append(x[1:]))
-unlocked = fast_args(ways.total, nogil=True)
+unlocked, parallel = fast_args(ways.total, nogil=True), fast_args(lambda x: (x * 2).sum(), parallel=True)
 CALLED = [(fast_args(function), call) for function, call in ways.WAYS.values()]
 """Each way by which a tensor comes into a kernel."""
-
-
-@fast_args(parallel=True)
-def parallel(x):
-    s = 0.0
-    for i in numba.prange(x.shape[0]):
-        s += x[i]
-    return s
 
 
 @fast_args
@@ -127,8 +117,7 @@ def shuffle(tensors, others):
 def doubled(x, by=2.0, fail=False, out=None):
     if fail:
         raise ValueError("no", 3)
-    for i in range(x.shape[0]):
-        out[i] = x[i] * by
+    out[:] = x * by
 
 
 class Tensors:
@@ -141,17 +130,13 @@ class Tensors:
         self.native = [a, self.readonly]
         self.bad = [
             Dunder(a, self.ledger, device_type=2), Tabled(a, self.ledger, data=0), Legacy(a, self.ledger, lanes=2),
-            Dunder(a, self.ledger, version=(2, 0)), Given(interrupted), a.astype(">f8"), object(), 2**70,
+            Dunder(a, self.ledger, version=(2, 0)), Given(interrupted), a.astype(">f8"), object(), 2**70, *ODD.values(),
         ]  # fmt: skip
-        self.targets = [np.ndarray]
         if torch is not None:
             self.native.append(torch.from_numpy(a))
-            self.bad += [torch.ones(4, requires_grad=True), torch._neg_view(torch.ones(4))]
-            self.bad += [torch.ones(3, device="meta"), torch.ones(4).to_sparse()]
-            self.targets.append(torch.Tensor)
         if tvm_ffi is not None:
             self.native.append(tvm_ffi.from_dlpack(a))
-            self.targets.append(tvm_ffi.Tensor)
+        self.targets = [np.ndarray, *map(type, self.native[2:])]
         self.wrapped = [Given(tensor.__dlpack__) for tensor in self.native[:3]]
         self.buffers = [tensor_of(kind, memory, self.ledger) for kind in BUFFERS]
         self.tensors = [*self.native, *self.counted]
@@ -353,15 +338,14 @@ def made_by(name: str, number: int):
     return MAKERS[name](answer, number), None if name.startswith("refused") else answer[0]
 
 
-first = fast_args(lambda x: x[0])
-second = fast_args(lambda x, y: y[0])
+first, second = fast_args(lambda x: x[0]), fast_args(lambda x, y: y[0])
 
 
 def wrong_answer(tensor, want, times: int) -> str:
     """What a kernel read that is not as wanted, in so many calls; nothing if it was right each time."""
     for repetition in range(times):
         try:
-            got = first(tensor) if repetition % 2 else second(_ONE, tensor)
+            got = first(tensor) if repetition % 2 else second(_ANSWERS[0], tensor)
         except TypeError:
             got = None
         if got != want:
@@ -371,17 +355,15 @@ def wrong_answer(tensor, want, times: int) -> str:
     return ""
 
 
-_ONE = np.ones(3)
 BATCH = 40
 """Types that live at the same time. They die by garbage collection, all together."""
 
 
 def soak_types(total: int, seed: int = 0) -> list[str]:
     """Make, use and destroy `total` types. Prints what came of it; returns what was wrong, in words."""
-    generator, names = random.Random(seed), sorted(MAKERS)
+    generator, names, problems = random.Random(seed), sorted(MAKERS), []
     last_kind: dict[int, str] = {}  # by address of a type
     reused = by_others = made = calls = 0
-    problems: list[str] = []
     gc.collect()
     gc.freeze()
     for name in names:  # whatever is compiled is compiled now

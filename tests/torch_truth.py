@@ -17,6 +17,7 @@ import torch
 from truth_table import DLPACK, FAST_ARGS, TVM_FFI, Column, Look, Row, Seen, Table, njit_on, read, row, rows, use
 
 from fastexchange.ground.dlpack import ffi
+from fastexchange.ground.native import address_of
 
 
 # ---- kinds of tensors ----------------------------------------------------------------------------------------------
@@ -65,17 +66,14 @@ def _view_of_written():
     return _keep(view, base)
 
 
-def _dual(look: Look) -> None:
+def _dual(look: Look) -> Any:
+    """Returns the tensor when its level has ended."""
     from torch.autograd import forward_ad
 
     with forward_ad.dual_level():
-        look(forward_ad.make_dual(torch.arange(4.0), torch.ones(4)))
-
-
-def _dual_no_more():
-    made: list[Any] = []
-    _dual(made.append)
-    return made[0]
+        made = forward_ad.make_dual(torch.arange(4.0), torch.ones(4))
+        look(made)
+    return made
 
 
 AUTOGRAD_ROWS = [
@@ -89,7 +87,7 @@ AUTOGRAD_ROWS = [
     Row("inference tensor, in `inference_mode()`", torch.inference_mode()(lambda look: look(_x())), value_of),
     _row("`nn.UninitializedParameter`", lambda: torch.nn.UninitializedParameter(), value=None),
     Row("dual tensor of forward mode", _dual, value_of, is_watched=True),
-    _row("dual tensor of forward mode, its level ended", _dual_no_more),
+    _row("dual tensor of forward mode, its level ended", lambda: _dual(lambda tensor: None)),
 ]  # fmt: skip
 LAZY_AND_LAYOUTS = {
     "conjugated, lazily (`z.conj()`)": lambda: _z().conj(), "conjugated, in memory": lambda: _z().conj().resolve_conj(),
@@ -233,23 +231,21 @@ def _borrow():
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     table = pointer(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
     function = ffi.cast("DLPackExchangeAPI *", table).dltensor_from_py_object_no_sync
-    prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-    return prototype(int(ffi.cast("intptr_t", function)))
+    return ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(address_of(function))
 
 
 def _by_table(tensor) -> Seen:
     view = ffi.new("DLTensor *")
-    if _borrow()(tensor, int(ffi.cast("intptr_t", view))):
+    if _borrow()(tensor, address_of(view)):
         raise SystemError("it failed and set no exception")
     if view.device.device_type != 1:
         raise BufferError("not a CPU's memory")
     shape, strides = (list(words[0 : view.ndim]) if view.ndim else [] for words in (view.shape, view.strides))
-    address = int(ffi.cast("intptr_t", view.data)) + view.byte_offset
+    address = address_of(view.data) + view.byte_offset
     return read(address, view.dtype.code, view.dtype.bits, view.dtype.lanes, shape, strides)
 
 
 # ---- nanobind ------------------------------------------------------------------------------------------------------
-_NANOBIND = "truth_nanobind"
 _NANOBIND_SOURCE = """
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -281,25 +277,19 @@ def build_nanobind(folder: Path) -> None:
         return
     import nanobind
 
-    source, home = folder / f"{_NANOBIND}.cpp", Path(nanobind.__file__).parent
+    source, home = folder / "truth_nanobind.cpp", Path(nanobind.__file__).parent
     source.write_text(_NANOBIND_SOURCE)
     includes = [nanobind.include_dir(), str(home / "ext/robin_map/include"), sysconfig.get_path("include")]
-    subprocess.run(
-        ["c++", "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing",
-         *[f"-I{include}" for include in includes], str(home / "src/nb_combined.cpp"), str(source),
-         "-o", str(folder / f"{_NANOBIND}.so")],
-        check=True,
-    )  # fmt: skip
-
-
-def _by_nanobind(tensor) -> Seen:
-    return importlib.import_module(_NANOBIND).look(tensor, read)
+    command = ["c++", "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"]
+    command += [f"-I{include}" for include in includes]
+    command += [str(home / "src/nb_combined.cpp"), str(source), "-o", str(folder / "truth_nanobind.so")]
+    subprocess.run(command, check=True)
 
 
 # ---- the table -----------------------------------------------------------------------------------------------------
 COLUMNS = [
     DLPACK, Column("exchange table, bare", (_by_table,), "torch"), TVM_FFI,
-    Column("", (_by_nanobind,), "nanobind", _why_no_nanobind()),
+    Column("", (lambda tensor: importlib.import_module("truth_nanobind").look(tensor, read),), "nanobind", _why_no_nanobind()),
     njit_on("x.numpy()", lambda tensor: tensor.numpy(), "numba"), FAST_ARGS,
 ]  # fmt: skip
 

@@ -21,7 +21,7 @@ import torch
 from fastexchange import polyfill
 from fastexchange._abi import ffi
 from fastexchange.ground import cpython
-from fastexchange.ground.native import cstring, global_address
+from fastexchange.ground.native import address_of, cstring, global_address
 
 def tensors():
     print("[what the function prints]")
@@ -46,9 +46,6 @@ EXPORT, VIEW, IMPORT = (f"{name}_no_sync" for name in (
 ALLOCATOR, STREAM = "managed_tensor_allocator", "current_work_stream"
 TAKES = {EXPORT: 2, VIEW: 2, IMPORT: 2, ALLOCATOR: 4, STREAM: 3}
 kept = []
-
-def address_of(pointer):
-    return int(ffi.cast("intptr_t", pointer))
 
 def table_of(tensor):
     return ffi.cast("DLPackExchangeAPI *", get(type(tensor).__dlpack_c_exchange_api__, NAME))
@@ -89,12 +86,8 @@ def raising(code):
 
     return wrong
 
-def shown(out):
-    return ffi.cast("DLManagedTensorVersioned **", out)[0].dl_tensor
-
-def viewed(out):
-    return ffi.cast("DLTensor *", out)
-
+shown = lambda out: ffi.cast("DLManagedTensorVersioned **", out)[0].dl_tensor
+viewed = lambda out: ffi.cast("DLTensor *", out)
 STRIDES = ffi.new("int64_t[]", [7, 7])
 hold = lambda ob: pythonapi.Py_IncRef(ctypes.py_object(ctypes.cast(ob, ctypes.py_object).value))
 leaks = lambda: with_another(EXPORT, lambda ob, out: hold(ob))
@@ -128,22 +121,18 @@ def deletes_at_once():
     made = with_function(IMPORT, wrong)
     return made
 
-def imports_other_strides():
-    def prepare(managed, out):
-        tensor = ffi.cast("DLManagedTensorVersioned *", managed).dl_tensor
-        tensor.strides[0], tensor.strides[1] = 1, 2
-    return with_another(IMPORT, prepare=prepare)
+def turn(managed, out):
+    strides = ffi.cast("DLManagedTensorVersioned *", managed).dl_tensor.strides
+    strides[0], strides[1] = 1, 2
 
-def borrows_the_shape():
-    def change(prototype, out, *rest):
-        if ffi.cast("DLManagedTensorVersioned **", out)[0]:
-            shown(out).shape = viewed(prototype).shape
-    return with_another(ALLOCATOR, change)
+def lend_the_shape(prototype, out, *rest):
+    if ffi.cast("DLManagedTensorVersioned **", out)[0]:
+        shown(out).shape = viewed(prototype).shape
 
-def allocates_only_matrices():
-    def prepare(prototype, *rest):
-        viewed(prototype).ndim = 2
-    return with_another(ALLOCATOR, prepare=prepare, of=torch.arange(24.0).reshape(2, 3, 4))
+flatten = lambda prototype, *rest: setattr(viewed(prototype), "ndim", 2)
+imports_other_strides = lambda: with_another(IMPORT, prepare=turn)
+borrows_the_shape = lambda: with_another(ALLOCATOR, lend_the_shape)
+allocates_only_matrices = lambda: with_another(ALLOCATOR, prepare=flatten, of=torch.arange(24.0).reshape(2, 3, 4))
 """
 WRONG = {
     "leaks": "exports hold the tensor and let it go: a hundred exports and their deleters leave +100 references to the tensor",

@@ -22,7 +22,7 @@ LOST = "not measurable here (spread "
 
 def samples(median: float, spread: float) -> Samples:
     """Of five rounds, with this median and this interquartile range."""
-    return Samples(np.array([median - spread, median - spread / 2, median, median + spread / 2, median + spread]))
+    return Samples(median + spread * np.linspace(-1, 1, 5))
 
 
 RULE = [  # a median, a spread, whether the figure has a sign, whether it means anything
@@ -33,8 +33,8 @@ RULE = [  # a median, a spread, whether the figure has a sign, whether it means 
 
 
 def test_the_rule():
-    for median, spread, signed, expected in RULE:
-        assert is_measurable(median, spread, signed) is expected, (median, spread, signed)
+    for *figure, expected in RULE:
+        assert is_measurable(*figure) is expected, figure
     made = samples(-1261.7, 2475.4)
     assert made.spread == pytest.approx(2475.4) and not made.is_measurable()
     assert figures.time(made) == "not measurable here (spread 2.48 us)" and figures.time(samples(86.7, 2)) == "86.7 ns"
@@ -57,13 +57,13 @@ def test_a_ratio_of_what_is_not_measurable_is_not_either():
 
 def test_what_is_timed_is_a_call(monkeypatch):
     """On a clock that only stands still or jumps: without the loop, its preparation, and interruptions."""
-    now, interruptions, runs = [0], iter(range(1, 10**9)), []
+    now, interruptions, runs = [0], itertools.cycle([0, 0, 10_000]), []
 
     def spend(ns: int):
         now[0] += ns
 
     def repeat(_, count: int):
-        spend(10_000 * (next(interruptions) % 3 == 0))
+        spend(next(interruptions))
         for _ in range(count):
             yield spend(5)
 
@@ -98,15 +98,14 @@ def measured(monkeypatch, noise: float, kernel=add, arguments=ARGUMENTS) -> tupl
     `noise`: the standard deviation.
     """
 
+    generator = np.random.default_rng(0)
+
     def time_statements(statements, rounds=25, **options) -> Timings:
-        generator = np.random.default_rng(0)
-
-        def taking(ns: float) -> Samples:
-            return Samples(ns + noise * generator.standard_normal(rounds))
-
-        given = {key: statement.names.get("a", arguments) for key, statement in statements.items()}
-        calls = {key: taking(100.0 + sum(70 if type(each) is Dunder else 10 for each in those)) for key, those in given.items()}
-        calls["call"] = calls["empty"] + taking(50.0)
+        calls = {}
+        for key, statement in statements.items():
+            ns = 100 + sum(70 if type(each) is Dunder else 10 for each in statement.names.get("a", arguments))
+            calls[key] = Samples(ns + noise * generator.standard_normal(rounds))
+        calls["call"] = calls["empty"] + Samples(50 + noise * generator.standard_normal(rounds))
         return Timings(calls, Samples(np.full(rounds, 5.0)))
 
     monkeypatch.setattr(overhead, "time_statements", time_statements)
@@ -153,10 +152,10 @@ def test_a_busy_machine_has_none(monkeypatch):
 
 
 def crafted(*costs: ArgumentCost, **parts) -> OverheadReport:
-    nothing = dict.fromkeys(("keywords", "result", "result_type")) | dict.fromkeys(("alternatives", "warnings"), ())
-    usual = dict.fromkeys(("passing", "overhead", "total"), samples(100, 1))
+    usual = dict.fromkeys(("keywords", "result", "result_type")) | dict.fromkeys(("alternatives", "warnings"), ())
+    usual |= dict.fromkeys(("passing", "overhead", "total"), samples(100, 1))
     usual |= {"call": samples(10, 1), "alone": samples(5, 1), "noise": samples(1, 0.01), "machine": {}}
-    return OverheadReport("kernel", costs, **nothing | usual | parts)
+    return OverheadReport("kernel", costs, **usual | parts)
 
 
 def cost(name: str, total: Samples, producer: Samples | None = None, path: str = "c-exchange") -> ArgumentCost:
@@ -234,13 +233,14 @@ def test_noise_and_drift_are_warned_of(monkeypatch):
         assert LOST in sentence and "%" not in sentence
 
 
-def test_bench(monkeypatch, capsys):
-    names = {"kernel": None}
-    call = bench._Call("bench/x/fast", "ours", "", names)
-    other = bench._Call("bench/x/njit", "theirs", "", names)
-    kinds = [bench._Kind("things", [call, other], [bench._Call(f"control/x/{which}", "", "", names) for which in "ab"])]
-    times = {"bench/x/fast": samples(-20, 90), "bench/x/njit": samples(100, 1), "control/x/a": samples(3, 9)}
-    times["control/x/b"] = times["control/x/a"]
+def test_bench(capsys):
+    def call(key: str, label: str = "") -> bench._Call:
+        return bench._Call(key, label, "", {"kernel": None})
+
+    controls = [call("control/x/a"), call("control/x/b")]
+    kinds = [bench._Kind("things", [call("bench/x/fast", "ours"), call("bench/x/njit", "theirs")], controls)]
+    times = {"bench/x/fast": samples(-20, 90), "bench/x/njit": samples(100, 1)}
+    times |= dict.fromkeys(("control/x/a", "control/x/b"), samples(3, 9))
     bench._show_table(kinds, times)
     ours, theirs = (line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(("ours", "theirs")))
     assert f"{LOST}90.0)" in ours and "-20" not in ours and "-6.7" not in ours
@@ -260,9 +260,9 @@ def test_compare_leaves_out_what_is_not_measurable_and_files_mark_it():
     row = files.result("a", samples(-20, 90))
     assert row["measurable"] is False and row["median_ns"] == -20 and len(row["samples_ns"]) == 5
     assert "measurable" not in files.result("a", samples(20, 1))
-    old = document(fast=(5.0, 30.0), other=(20.0, 1.0), negative=(-3.0, 1.0), nothing=(0.0, 0.0))
-    new = document(fast=(500.0, 1.0), other=(20.0, 1.0), negative=(3.0, 1.0), nothing=(1.0, 0.0))
-    found = compare(old, new)
+    found = compare(
+        document(fast=(5.0, 30.0), other=(20.0, 1.0), negative=(-3.0, 1.0), nothing=(0.0, 0.0)),
+        document(fast=(500.0, 1.0), other=(20.0, 1.0), negative=(3.0, 1.0), nothing=(1.0, 0.0)))  # fmt: skip
     assert [move.key for move in found.moves] == ["bench/other"]
     assert found.incomparable == ["bench/fast", "bench/negative", "bench/nothing"]
     for spread, expected in ((0.5, None), (0.01, pytest.approx(1))):

@@ -22,11 +22,7 @@ def test_what_is_said_and_how_often(caplog, monkeypatch):
     def value(x):
         return x.value
 
-    class Ours(Dunder):
-        """A type that no test has met."""
-
-    Choice = enum.Enum("Choice", {"one": 1})  # only Numba reads it
-
+    Ours, Choice = type("Ours", (Dunder,), {}), enum.Enum("Choice", {"one": 1})  # no test has met it; only Numba reads it
     with caplog.at_level(logging.DEBUG, "fastexchange"):
         for _ in range(3):
             assert first(np.ones(2)) == first(Ours(np.ones(2))) == value(Choice.one) == 1

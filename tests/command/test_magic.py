@@ -13,8 +13,6 @@ from IPython.core.error import UsageError  # noqa: E402
 from IPython.utils.capture import capture_output  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:measure:RuntimeWarning")
-
-
 count = fast_args(lambda x: x.fill(x[0] + 1))
 
 

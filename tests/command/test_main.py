@@ -1,6 +1,5 @@
 """``python -m fastexchange``: parsing, exit codes, tables; ``bench`` and its files, and what it does where a peer is missing."""
 
-import importlib.util
 import math
 import re
 import signal
@@ -83,9 +82,8 @@ def test_a_file_that_cannot_be_written_is_found_out_at_once(tmp_path, where):
 
 
 @pytest.mark.parametrize(("code", "words"), [
-    pytest.param("", "PyTorch is not installed", id="not installed"),
-    pytest.param("raise OSError('it is gone')", "PyTorch cannot be imported (OSError: it is gone)", id="broken"),
-])  # fmt: skip
+    ("", "PyTorch is not installed"), ("raise OSError('it is gone')", "PyTorch cannot be imported (OSError: it is gone)"),
+], ids=["not installed", "broken"])  # fmt: skip
 def test_without_torch_and_tvm_ffi(tmp_path, code, words):
     (tmp_path / "torch.py").write_text(code)
     done = run("--quick", path=without(tmp_path, "tvm_ffi", *["torch"] * (not code)))
@@ -129,16 +127,16 @@ def test_tables(capsys, monkeypatch):
     tables.show(("", ""), [tables.Row(("a", "1"))], left=(0, 1))
     assert capsys.readouterr().out == "a  1\n"
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     with monkeypatch.context() as broken:
         broken.setitem(sys.modules, "rich", None)  # it does not matter
         tables.show(("", "ns"), LINES)
         assert capsys.readouterr().out == plain
-    if importlib.util.find_spec("rich") is not None:
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.delenv("NO_COLOR", raising=False)
-        tables.show(("", "ns"), LINES)
-        printed = capsys.readouterr().out
-        assert "\033[31mlong" in printed and "\033[1mfirst" in printed and "─" in printed
+    pytest.importorskip("rich")
+    tables.show(("", "ns"), LINES)
+    printed = capsys.readouterr().out
+    assert "\033[31mlong" in printed and "\033[1mfirst" in printed and "─" in printed
 
 
 def test_ctrl_c(tmp_path):

@@ -65,7 +65,7 @@ print([sum(kernel.stats.cache_misses.values()) for kernel in (w.scaled, w.Holder
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, text in (("worked", MODULE), ("program", PROGRAM), ("again", AGAIN)):
+    for name, text in {"worked": MODULE, "program": PROGRAM, "again": AGAIN}.items():
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
 
@@ -192,14 +192,13 @@ def test_without_a_compiler(folder, arguments):
 def test_a_kernel_whose_code_has_no_folder(imported, monkeypatch):
     """It has ``cache=True``, and is said to have it."""
     monkeypatch.setattr(FunctionCache, "__init__", Mock(side_effect=RuntimeError("no locator")))
-    text = "from fastexchange import fast_args\n\n@fast_args(cache=True)\ndef kernel(x): return x + 1\n"
-    (imported / "homeless.py").write_text(f"{text}__precompile__ = [(kernel, '(int64,)')]\n")
-    with pytest.warns(RuntimeWarning, match="kernel: no folder can be written") as told:
+    (imported / "homeless.py").write_text(f"{MODULE}\n__precompile__ = [(scaled, '(float64[::1], float64)')]\n")
+    with pytest.warns(RuntimeWarning, match="scaled: no folder can be written") as told:
         done = run_here("precompile", "homeless")
-    assert (Path(told[0].filename).name, told[0].lineno) == ("homeless.py", 3)
+    assert (Path(told[0].filename).name, told[0].lineno) == ("homeless.py", 5)
     said = "cache=True, but no folder can be written: set NUMBA_CACHE_DIR"
     assert done.returncode == 1 and f"not kept: {said}" in done.stdout
-    assert said in run_here("explain", "homeless:kernel").stdout
+    assert said in run_here("explain", "homeless:scaled").stdout
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -22,14 +22,12 @@ SNIPPETS = {
     "names": "print(__name__, __file__, __package__, __spec__, __doc__, globals().get('__cached__', 'none'))",
     "loader": "print(type(__loader__).__name__, getattr(__loader__, 'path', None), getattr(__loader__, 'name', None))",
     "get_source": "import inspect\ndef f(): pass\nprint(inspect.getsource(f), inspect.getsourcefile(f))",
-    "path": "import sys; print(sys.path)",
+    "path": "import sys; print(sys.path)", "input": "print(input())",
     "modules": "import sys; print(sorted({*sys.modules} - {'atexit'}))",  # a built-in module, which `record` needs
     "flags": "import sys; print(sys.flags, sys.warnoptions, sys._xoptions, sys.executable, sys.prefix)",
     "environment": "import os; print(sorted(os.environ.items()))",
     "environment of a child": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import os, sys; print(sorted(os.environ), sys.path)'])",
-    "input": "print(input())",
-    "stdin": "import sys; print(sys.stdin.read(), sys.stdin.isatty())",
-    "import beside it": "import beside; print(beside.__file__)",
+    "stdin": "import sys; print(sys.stdin.read(), sys.stdin.isatty())", "import beside it": "import beside; print(beside.__file__)",
     "pickle": "import pickle\nclass C: pass\nprint(pickle.loads(pickle.dumps(C())).__class__.__module__)",
     "forked": "import os, sys\nsys.stdout.flush()\nif not os.fork():\n    sys.exit(7)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))",
     "descriptors": "import os; print(sorted(os.listdir('/proc/self/fd')) if os.path.isdir('/proc/self/fd') else '')",
@@ -38,17 +36,13 @@ SNIPPETS = {
 """What only prints: all together are one program."""
 PROGRAMS = {
     "what only prints": "\n".join(f"print({name!r})\n{code}" for name, code in SNIPPETS.items()),
-    "error in a function": "def f():\n    raise KeyError('x')\nf()",
+    "error in a function": "def f():\n    raise KeyError('x')\nf()", "syntax": "def f(:\n    pass",
     "chained": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('v') from e",
-    "syntax": "def f(:\n    pass",
-    "not UTF-8": "print('é')".encode("latin-1"),
+    "not UTF-8": "print('é')".encode("latin-1"), "import error": "import nothere",
     "excepthook": "import sys, traceback\nsys.excepthook = lambda *a: print(a[0], len(traceback.extract_tb(a[2])))\n1 / 0",
     "unraisable": "class D:\n    def __del__(self):\n        1 / 0\nD()",
-    "import error": "import nothere",
-    "exit": "import sys; sys.exit(3)",
-    "exit with text": "import sys; sys.exit('said')",
-    "_exit": "import os; print(1, flush=True); os._exit(5)",
-    "abort": "import os; os.abort()",
+    "exit": "import sys; sys.exit(3)", "exit with text": "import sys; sys.exit('said')",
+    "_exit": "import os; print(1, flush=True); os._exit(5)", "abort": "import os; os.abort()",
     "killed": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     "interrupted by a signal": "import signal; signal.raise_signal(signal.SIGINT)",
     "atexit": "import atexit; atexit.register(print, 1); atexit.register(print, 2); print(0)",
@@ -56,9 +50,8 @@ PROGRAMS = {
     "a thread at the end": "import threading, time\ndef f():\n    time.sleep(.2); print(len(__import__('inspect').stack()), __name__)\nthreading.Thread(target=f).start()",
     "a daemon at the end": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nprint(1)",
     "broken pipe": "import sys\nsys.stdout.close()\nsys.exit(2)",
-    "not flushed": "import sys; sys.stdout.write('no newline')",
+    "not flushed": "import sys; sys.stdout.write('no newline')", "docstring": "'''said'''\nprint(__doc__)",
     "recursion limit": "import sys; sys.setrecursionlimit(60); print(sys.getrecursionlimit())",
-    "docstring": "'''said'''\nprint(__doc__)",
     "import of itself": "import sys\nif __name__ == '__main__':\n    import program\nprint(__name__, sys.argv)",
     "its own numba": "import numba; print(numba.__file__)",
     "workers": "import multiprocessing as m\ndef f(x):\n    return x + 1, __name__\nif __name__ == '__main__':\n    with m.get_context('spawn').Pool(1) as p:\n        print(p.map(f, [1]))",
@@ -67,10 +60,9 @@ PROGRAMS = {
 OURS = ["-m", "fastexchange"]
 
 
-def ended(command: list, folder, text: bytes | None = None, **more) -> tuple:
+def ended(command: list, folder, text: bytes = b"in\n") -> tuple:
     """How a Python ends, what it prints, and what it prints as errors: without addresses, and the line of ``record``."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", "COLUMNS": "80", **more}
-    given = {"input": text or b"in\n", "env": environment, "cwd": folder}
+    given = {"input": text, "cwd": folder, "env": {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", "COLUMNS": "80"}}
     done = subprocess.run([sys.executable, *command], **given, capture_output=True, timeout=300)
     said = re.sub(rb"(^|\n)[^\n]*: 0 signatures of 0 kernels, [^\n]*\n", b"\n", done.stderr)
     return done.returncode, *(re.sub(rb"0x[0-9a-f]+", b"", each).strip() for each in (done.stdout, said))
@@ -79,15 +71,15 @@ def ended(command: list, folder, text: bytes | None = None, **more) -> tuple:
 def differing(folder, programs: dict[str, tuple[list, list]], **given) -> list:
     """What ends otherwise under ``run`` or ``record`` than by itself. `programs`: by name, Python's options, and a command line."""
 
-    def compared(item):
-        name, (options, program) = item
+    def compared(name):
+        options, program = programs[name]
         expected = ended([*options, *program], folder, **given)
         ways = ["run"], ["record", "-o", f"{abs(hash(name))}.json"]
         found = [ended([*options, *OURS, *way, *program], folder, **given) for way in ways]
         return [f"{name}: {expected} by python, {each}" for each in found if each != expected]
 
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
-        return [each for found in threads.map(compared, programs.items()) for each in found]
+        return [each for found in threads.map(compared, programs) for each in found]
 
 
 @pytest.mark.slow
@@ -105,21 +97,20 @@ def test_a_program_is_run_as_by_python(tmp_path):
 
 SAYS = "import sys\nprint(__name__, globals().get('__file__'), __package__, __spec__, sys.argv, sys.path, sys.flags)\n"
 FAILS = SAYS + "def f():\n    1 / 0\nf()\n"
+FILES = {
+    "plain.py": FAILS, "-dash.py": SAYS, "no_suffix": SAYS, "broken.py": "import nothere\n", "directory/__main__.py": FAILS,
+    "package/__init__.py": "", "package/__main__.py": FAILS, "no_main/__init__.py": "",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("programs")
-    (folder / "plain.py").write_text(FAILS)
-    (folder / "-dash.py").write_text(SAYS)
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     (folder / "link.py").symlink_to(folder / "plain.py")
-    (folder / "no_suffix").write_text(SAYS)
     py_compile.compile(str(folder / "plain.py"), str(folder / "compiled.pyc"))
-    for name, files in (("package", ["__init__", "__main__"]), ("directory", ["__main__"]), ("no_main", ["__init__"])):
-        (folder / name).mkdir()
-        for file in files:
-            (folder / name / f"{file}.py").write_text(FAILS if file == "__main__" else "")
-    (folder / "broken.py").write_text("import nothere\n")
     for name, inside in (("archive.zip", "__main__.py"), ("no_main.zip", "other.py")):
         with zipfile.ZipFile(folder / name, "w") as archive:
             archive.writestr(inside, FAILS)

@@ -57,13 +57,11 @@ def blank(shape, dtype, layout=contiguous):
 
 def random(shape, dtype, seed=0):
     """Normally distributed numbers; integers, 10 times as wide, where the dtype is one, without a sign if that has none."""
-    dtype, generator = np.dtype(dtype), np.random.default_rng(seed)
+    kind, generator = np.dtype(dtype).kind, np.random.default_rng(seed)
     values = generator.standard_normal(shape)
-    if dtype.kind == "c":
-        return (values + 1j * generator.standard_normal(shape)).astype(dtype)
-    if dtype.kind in "iu":
-        values = abs(10 * values) if dtype.kind == "u" else 10 * values
-    return np.asarray(values).astype(dtype)
+    if kind == "c":
+        values = values + 1j * generator.standard_normal(shape)
+    return np.asarray({"i": 10 * values, "u": abs(10 * values)}.get(kind, values)).astype(dtype)
 
 
 def made(framework, value):

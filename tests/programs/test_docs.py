@@ -60,6 +60,8 @@ def wanted(program: str) -> str:
 
 def check(page: str, folder: Path) -> str:
     """Run a page's program, compare what it prints, and return that."""
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
     program = folder / "program.py"
     program.write_text("\n".join(programs(page)), encoding="utf-8")
     run = f"import os, runpy\nos.chdir({str(folder)!r})\nrunpy.run_path({str(program)!r}, run_name='__main__')"
@@ -73,8 +75,6 @@ def check(page: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_the_readmes_examples_print_what_it_says(tmp_path):
-    pytest.importorskip("torch")
-    pytest.importorskip("jax")
     assert "overhead" in check("README.md", tmp_path)
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
 
@@ -82,8 +82,6 @@ def test_the_readmes_examples_print_what_it_says(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", PAGES)
 def test_a_pages_program_prints_what_it_says(page, tmp_path):
-    pytest.importorskip("torch")
-    pytest.importorskip("jax")
     check(page, tmp_path)
 
 
@@ -94,9 +92,7 @@ PUBLIC = {name: getattr(fastexchange, name) for name in fastexchange.__all__}
 def test_the_examples_in_docstrings(name):
     pytest.importorskip("torch")
     pytest.importorskip("jax")
-    of = PUBLIC[name]
-    said = []
-    runner = doctest.DocTestRunner()
+    of, said, runner = PUBLIC[name], [], doctest.DocTestRunner()
     for test in doctest.DocTestFinder().find(of, name, module=False, globs=dict(PUBLIC)):
         runner.run(test, out=said.append)
     assert not runner.failures, "".join(said)
@@ -108,14 +104,14 @@ def test_every_public_name_stands_in_the_reference():
     assert sorted(named) == sorted(PUBLIC)
 
 
-def sources() -> dict[Path, ast.Module]:
-    files = (ROOT / "fastexchange").rglob("*.py")
-    return {file: ast.parse(file.read_text("utf-8")) for file in files if file.name != "_abi.py"}
+def nodes_of_the_package() -> list[ast.AST]:
+    files = [file for file in (ROOT / "fastexchange").rglob("*.py") if file.name != "_abi.py"]
+    return [node for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))]
 
 
 def test_the_page_of_errors_quotes_messages_that_there_are():
     """``…`` stands for what differs from one message to another."""
-    nodes = [node for tree in sources().values() for node in ast.walk(tree)]
+    nodes = nodes_of_the_package()
     texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     for node in nodes:
         if isinstance(node, ast.JoinedStr):
@@ -127,7 +123,7 @@ def test_the_page_of_errors_quotes_messages_that_there_are():
 def test_the_page_of_the_environment_names_each_variable_that_is_read():
     page = (ROOT / "docs/reference/environment.md").read_text("utf-8")
     read = {
-        node.args[0].value for tree in sources().values() for node in ast.walk(tree)
+        node.args[0].value for node in nodes_of_the_package()
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.environ.get" and isinstance(node.args[0], ast.Constant)
     }  # fmt: skip
     assert "FASTEXCHANGE_DISABLE" in read and {name for name in read if name not in page} == {"PYTHONPATH"}

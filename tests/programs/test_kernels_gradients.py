@@ -54,65 +54,50 @@ x, weight, heads = (generator.standard_normal(shape) for shape in ((5, 6), 6, (2
 angle = np.arange(9.0)[:, None] * np.linspace(1, 0.1, 3)
 table, target = (np.cos(angle), np.sin(angle)), np.array([0, 5, 2, -100, 1])
 CASES = {
-    "softmax": (softmax, exponentials, (x,), (0,)),
-    "rms_norm": (rms_norm, normed, (x, weight, 1e-5), (0, 1)),
+    "softmax": (softmax, exponentials, (x,), (0,)), "rms_norm": (rms_norm, normed, (x, weight, 1e-5), (0, 1)),
     "rms_norm without weight": (rms_norm, normed, (x, None, 1e-5), (0,)),
     "rotary, halves": (rotary, turned, (heads, *table, 3, False), (0,)),
     "rotary, neighbours": (rotary, turned, (heads, *table, 0, True), (0,)),
     "cross_entropy": (cross_entropy, losses, (x, target, 0.0, -100), (0,)),
     "cross_entropy, smoothed": (cross_entropy, losses, (x, target, 0.1, -100), (0,)),
-}
+}  # fmt: skip
 """By name: a kernel, its formula, arguments, and the positions of those that have gradients."""
 DIFFERENT = ["softmax", "rms_norm", "rotary, halves", "cross_entropy, smoothed"]
 """One of each kernel, where what else it is called with says nothing of how the framework makes the call."""
 
 
 # ---- the frameworks --------------------------------------------------------------------------------------------------------
-class OfTorch:
-    """PyTorch: what it makes of arrays, and how it differentiates."""
+XP = {name: xp for name, xp in {"PyTorch": torch, "JAX": jax and jax.numpy}.items() if xp is not None}
 
-    xp = torch
 
-    def made(self, args):
-        return [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in args]
+def made_by(framework, args):
+    """The arguments, with arrays as tensors."""
+    return [XP[framework].asarray(each) if isinstance(each, np.ndarray) else each for each in args]
 
-    def leaves(self, args, positions):
-        return [each.clone().requires_grad_() if i in positions else each for i, each in enumerate(args)]
 
-    def gradients(self, function, args, positions, backend=None):
-        """What a function returns, and the gradients of a sum of that, weighted."""
+def leaves(args, positions):
+    return [each.clone().requires_grad_() if i in positions else each for i, each in enumerate(args)]
+
+
+def weighted(made, xp):
+    return (made * xp.linspace(-1, 1, int(np.prod(made.shape)), dtype=made.dtype).reshape(made.shape)).sum()
+
+
+def gradients(framework, function, args, positions, backend=None):
+    """What a function returns, and the gradients of a sum of that, weighted. Compiled by JAX, all numbers are traced, too."""
+    if framework == "PyTorch":
         torch.compiler.reset()
-        given = self.leaves(args, positions)
+        given = leaves(args, positions)
         made = (torch.compile(function, fullgraph=True, backend=backend) if backend else function)(*given)
-        return made.detach(), *torch.autograd.grad((made * weights_of(made, torch)).sum(), [given[i] for i in positions])
+        return made.detach(), *torch.autograd.grad(weighted(made, torch), [given[i] for i in positions])
 
+    def differentiated(*args):
+        made = function(*args)
+        return weighted(made, jax.numpy), made
 
-class OfJAX:
-    """The same of JAX. Compiled, all numbers are traced, too."""
-
-    xp = None if jax is None else jax.numpy
-
-    def made(self, args):
-        return [jax.numpy.asarray(each) if isinstance(each, np.ndarray) else each for each in args]
-
-    def gradients(self, function, args, positions, backend=None):
-        def weighted(*args):
-            made = function(*args)
-            return (made * weights_of(made, jax.numpy)).sum(), made
-
-        differentiated = jax.grad(weighted, positions, has_aux=True)
-        gradients, made = (jax.jit(differentiated) if backend else differentiated)(*args)
-        return made, *gradients
-
-
-def weights_of(made, xp):
-    return xp.linspace(-1, 1, int(np.prod(made.shape)), dtype=made.dtype).reshape(made.shape)
-
-
-FRAMEWORKS = {"PyTorch": OfTorch()} if torch is not None else {}
-FRAMEWORKS |= {"JAX": OfJAX()} if jax is not None else {}
-BACKENDS = {"PyTorch": None, "JAX": "jit"}
-"""How a framework makes the calls where only one way is tested."""
+    call = jax.grad(differentiated, positions, has_aux=True)
+    found, made = (jax.jit(call) if backend else call)(*args)
+    return made, *found
 
 
 @pytest.fixture(autouse=True)
@@ -128,32 +113,16 @@ def check(found, wanted):
 
 
 @pytest.mark.parametrize(("framework", "backend", "name"), [
-    *((framework, BACKENDS[framework], name) for framework in FRAMEWORKS for name in CASES),
+    *((framework, {"PyTorch": None, "JAX": "jit"}[framework], name) for framework in XP for name in CASES),
     *(("JAX", None, name) for name in DIFFERENT if jax is not None),
     *(("PyTorch", "aot_eager", name) for name in DIFFERENT if torch is not None),
     *(pytest.param("PyTorch", "inductor", name, marks=pytest.mark.slow) for name in DIFFERENT if torch is not None),
 ])  # fmt: skip
 def test_values_and_gradients_are_those_of_the_formula(framework, backend, name):
     kernel, formula, args, positions = CASES[name]
-    of = FRAMEWORKS[framework]
-    given = of.made(args)
-    found = of.gradients(lambda *args: kernel(*args), given, positions, backend)
-    check(found, of.gradients(lambda *args: formula(of.xp, *args), given, positions))
-
-
-@pytest.mark.parametrize("name", DIFFERENT)
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_vmap_is_a_loop(framework, name):
-    kernel, _, args, _ = CASES[name]
-    of, vmap = FRAMEWORKS[framework], (jax if framework == "JAX" else torch).vmap
-    batch = of.made([np.stack([args[0], 2 * args[0], -args[0]]), *args[1:]])
-
-    def looped(x, *others):
-        return of.xp.stack([kernel(x[i], *others) for i in range(3)])
-
-    mapped = vmap(lambda x: kernel(x, *batch[1:]))
-    found = of.gradients(lambda x, *_: mapped(x), batch, (0,), BACKENDS[framework])
-    check(found, of.gradients(looped, batch, (0,)))
+    given = made_by(framework, args)
+    found = gradients(framework, lambda *args: kernel(*args), given, positions, backend)
+    check(found, gradients(framework, lambda *args: formula(XP[framework], *args), given, positions))
 
 
 @pytest.mark.skipif(jax is None, reason="JAX is not installed")
@@ -167,8 +136,8 @@ def test_integers_have_no_gradient():
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_opcheck(name):
     kernel, _, args, positions = CASES[name]
-    op, given = kernel.as_torch_op(f"kernels::{kernel.__name__}", replace=True), OfTorch().made(args)
-    for each in (given, OfTorch().leaves(given, positions)):
+    op, given = kernel.as_torch_op(f"kernels::{kernel.__name__}", replace=True), made_by("PyTorch", args)
+    for each in (given, leaves(given, positions)):
         assert set(torch.library.opcheck(op.overload, tuple(each)).values()) == {"SUCCESS"}
 
 

@@ -34,9 +34,7 @@ def normal(dtype, *shape, seed=0):
 
 def strided(x):
     wide = torch.full((*x.shape[:-1], 3 * x.shape[-1] + 1), NAN, dtype=x.dtype)
-    view = wide[..., 1::3]
-    view.copy_(x)
-    return view
+    return wide[..., 1::3].copy_(x)
 
 
 def units(numbers, dtype):
@@ -87,9 +85,8 @@ def call(name, x, parameters, *out):
 
 def given(name, dtype, *shape):
     """Numbers, parameters, and what PyTorch makes of them in float64."""
-    x, *parameters = (normal(dtype, *size, seed=i) for i, size in enumerate((shape, shape[1:], shape[1:])))
     _, count, operator = KERNELS[name]
-    parameters = parameters[:count]
+    x, parameters = normal(dtype, *shape), [normal(dtype, shape[1], seed=i) for i in range(1, count + 1)]
     return x, parameters, operator(x.double(), *(each.double() for each in parameters))
 
 
@@ -232,12 +229,10 @@ def test_stochastic_rounding_is_right_in_the_mean(dtype):
         adamw_step([param], [grad], *([torch.zeros(4000)] for _ in range(2)), 1, *numbers, seed)
 
     exact = param.double() - lr * grad.double() / (grad.double().abs() + eps)  # in a first step both averages are the gradient's
-    got = []
-    for seed in range(200):
-        got.append(param.clone())
-        step(got[-1], seed)
+    unit, got = units(exact, dtype), [param.clone() for _ in range(200)]
+    for seed, each in enumerate(got):
+        step(each, seed)
     wide = torch.stack(got).double()
-    unit = units(exact, dtype)
     assert ((wide - exact).abs() < 1.001 * unit).all()
     assert abs(((wide.mean(0) - exact) / unit).mean()) < 3e-3  # each has a deviation of 0.4 at most, of 800,000
     nearest = param.clone()
@@ -258,11 +253,9 @@ def test_a_seed_repeats_and_steps_differ():
 
 
 def test_stochastic_rounding_keeps_what_is_not_finite():
-    param = torch.tensor([INF, -INF, NAN, 3.3e38, 0.0], dtype=torch.bfloat16)
-    zeros = [torch.zeros(5) for _ in range(3)]
     for seed in range(20):
-        got = param.clone()
-        adamw_step([got], *([each.clone()] for each in zeros), 1, 0.1, 0.9, 0.99, 1e-8, 0.0, seed)
+        got = torch.tensor([INF, -INF, NAN, 3.3e38, 0.0], dtype=torch.bfloat16)
+        adamw_step([got], *([torch.zeros(5)] for _ in range(3)), 1, 0.1, 0.9, 0.99, 1e-8, 0.0, seed)
         assert torch.equal(got.nan_to_num(0, 9, -9)[[0, 1, 2, 4]], torch.tensor([9, -9, 0, 0], dtype=torch.bfloat16))
         assert got[2].isnan()
 

@@ -151,10 +151,9 @@ def test_runs_of_nan_and_signed_zeros(start):
 
 @pytest.mark.parametrize("length_dtype", [np.int64, np.int32, np.uint8])
 def test_run_length_decode(length_dtype):
-    lengths = np.random.default_rng(0).integers(0, 40, 500).astype(length_dtype)
-    for number in [0, 1, 2, 500]:
-        values = random(number, np.float64)
-        np.testing.assert_array_equal(run_length_decode(values, lengths[:number]), np.repeat(values, lengths[:number]))
+    values, lengths = random(500, np.float64), np.random.default_rng(0).integers(0, 40, 500).astype(length_dtype)
+    for n in [0, 1, 2, 500]:
+        np.testing.assert_array_equal(run_length_decode(values[:n], lengths[:n]), np.repeat(values[:n], lengths[:n]))
 
 
 # ---- the IIR filter ----
@@ -182,8 +181,7 @@ def test_sosfilt_in_parts():
     for channels in [2, 20]:
         x, state = random((channels, 600), np.float64), np.zeros((3, channels, 2))
         expected = signal.sosfilt(SECTIONS, x)
-        for first, last in [(0, 10), (10, 250), (250, 600)]:
-            part = x[:, first:last]
+        for part in np.split(x, [10, 250], axis=1):
             sosfilt(SECTIONS, part, state, part, state)
         check(x, expected)
 
@@ -249,11 +247,11 @@ def test_nearest(dtype, result, layout):
             check_nearest(x, y, k, result, layout)
 
 
-@pytest.mark.parametrize("farthest_first", [False, True])
-def test_nearest_of_equal_distances_in_order(farthest_first):
+def test_nearest_of_equal_distances_in_order():
     points = np.random.default_rng(0).integers(-2, 3, (700, 2)).astype(np.float32)
-    y = points[np.argsort(-np.hypot(*points.T), kind="stable")] if farthest_first else points
-    check_nearest(points[:3].copy(), y, 40, np.float32)
+    farthest_first = points[np.argsort(-np.hypot(*points.T), kind="stable")]
+    for y in (points, farthest_first):
+        check_nearest(points[:3].copy(), y, 40, np.float32)
 
 
 def test_nan_and_infinities():

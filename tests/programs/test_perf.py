@@ -7,14 +7,15 @@ import importlib.util
 import itertools
 import json
 import math
+import runpy
 import shutil
 import subprocess
 import sys
 import threading
 import zipfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import cuda_stub
 import numpy as np
@@ -29,7 +30,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="perf/flo
 
 
 def scattered(median: float, spread: float = 1.0) -> Samples:
-    return Samples(np.array([median - spread, median - spread / 2, median, median + spread / 2, median + spread], float))
+    return Samples(median + spread * np.linspace(-1, 1, 5))
 
 
 # ---- what the repository shows ---------------------------------------------------------------------------------------
@@ -48,10 +49,7 @@ def test_the_plot_is_that_of_the_same_run(perf, tmp_path):
     file = table.file_in(table.README.read_text(encoding="utf-8"))
     text = shown.read_text(encoding="utf-8")
     assert f"<dc:title>Overhead by number of arguments: {file.name}</dc:title>" in text
-    try:
-        installed = version("matplotlib")
-    except PackageNotFoundError:
-        pytest.skip("the title was looked at; to draw it again, matplotlib is needed")
+    installed = pytest.importorskip("matplotlib", reason="the title was looked at; it is not installed").__version__
     if f"Matplotlib v{installed}," not in text:
         pytest.skip(f"the title was looked at; it was drawn by another matplotlib than {installed}")
     perf("plot").draw(file, tmp_path / "again.svg")
@@ -78,8 +76,7 @@ def test_a_run_is_written_and_read_back(perf, tmp_path):
 
 
 def test_the_table_of_kernels_for_a_gpu(perf, tmp_path):
-    table, file = perf("gpu_kernels_table"), tmp_path / "run.json"
-    results = []
+    table, file, results = perf("gpu_kernels_table"), tmp_path / "run.json", []
     for who, median in {"theirs": 2e6, "numba-cuda": 1e6, "numba-cuda-mlir": 4e6}.items():
         result = files.result(f"axpy/9/{who}", scattered(median), "torch.add" if who == "theirs" else who)
         results.append(result | {"kernel": "axpy", "data": "9", "who": who, "bytes": 3_000_000_000})
@@ -99,9 +96,9 @@ def test_the_table_has_ratios_of_its_run_and_leaves_out_what_was_not_measured(pe
     results = [files.result(key, scattered(median)) for key, median in times.items()]
     files.write(file, files.machine() | {"date": "2030-01-02"}, 3, results)
     made = table.table(file)
-    lines = [line for line in made.splitlines() if line.startswith("|")]
-    assert lines[0] == "| call | fastexchange | hand-written C | Numba's dispatcher | other |"
-    assert lines[2:] == ["| 3 NumPy arrays | 20.0 ns | 15.0 ns (0.75 x) | 180 ns (9.0 x) | empty C builtin 8.0 ns (0.40 x) |"]
+    head, _, *lines = [line for line in made.splitlines() if line.startswith("|")]
+    assert head == "| call | fastexchange | hand-written C | Numba's dispatcher | other |"
+    assert lines == ["| 3 NumPy arrays | 20.0 ns | 15.0 ns (0.75 x) | 180 ns (9.0 x) | empty C builtin 8.0 ns (0.40 x) |"]
     assert made.startswith("All rows of one run, [run.json](../../run.json)") and "2030-01-02" in made
     assert table.file_in(f"{table.BEGIN}{made}{table.END}") == file
 
@@ -128,29 +125,25 @@ def test_figures_that_mean_nothing_are_not_shown(perf):
     shown = report.group_table(group, {"a/fast": scattered(30, 1), "a/c": scattered(-1, 40)}).splitlines()
     assert LOST in shown[2] and "30.0" in shown[3] and LOST in shown[3]
     assert LOST in report.rows_table("t", {"a": "label"}, {"a": scattered(-1e6, 2e6)}, "ms", 1e6)
-    book = perf("book").Book(
-        {"x": scattered(2, 5), "small": scattered(-0.1, 0.5), "ratio": scattered(3, 9), "fine": scattered(4, 1)}
-    )
-    for key, bound, unit in (("x", 4, "ns"), ("small", 10, "ns"), ("ratio", 2, "x faster"), ("fine", 10, "ns")):
-        book.add(key, "", lambda t, key=key: t[key], bound, unit)
-    assert [target.met for target in book.targets] == [None, True, None, True]
-    assert [LOST in target.measured for target in book.targets] == [True, True, True, False]
+    book = perf("book").Book({})
+    for samples, bound, unit, met, is_lost in (
+        (scattered(2, 5), 4, "ns", None, True), (scattered(-0.1, 0.5), 10, "ns", True, True),
+        (scattered(3, 9), 2, "x faster", None, True), (scattered(4, 1), 10, "ns", True, False),
+    ):  # fmt: skip
+        book.add("", "", lambda times, samples=samples: samples, bound, unit)
+        assert (book.targets[-1].met, LOST in book.targets[-1].measured) == (met, is_lost)
     times = {f"numpy/{count}/fast": scattered(10.0 * count) for count in (1, 3, 16, 32)} | {"numpy/58/fast": scattered(9, 90)}
     counts, _ = perf("plot").lines_of(times, "numpy")["fast"]
     assert counts == [1, 3, 16, 32]
 
 
 def test_a_kernels_ratio_is_judged_by_what_it_must_be(perf):
-    row = perf("kernel_row").Row
-    spec = importlib.util.spec_from_file_location("perf_kernels", PERF / "kernels.py")  # `kernels` is the folder's name
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    measured = scattered(1000), scattered(1500)
-    promised = [row("mul", "", "", None, None, bound) for bound in (1.4, 1.6, None)]
-    lines = module.table(promised, [measured] * 3).splitlines()[1:]
-    assert [line.split()[-3:] for line in lines[:2]] == [["≥", "1.4", "met"], ["≥", "1.6", "MISSED"]]
-    assert not lines[2].split()[-1].isalpha()
-    assert "must be" not in module.table(promised[2:], [measured])
+    table = runpy.run_path(str(PERF / "kernels.py"))["table"]  # `kernels` is the folder's name
+    promised = [perf("kernel_row").Row("mul", "", "", None, None, bound) for bound in (1.4, 1.6, None)]
+    measured = [(scattered(1000), scattered(1500))] * 3
+    _, *lines, without = table(promised, measured).splitlines()
+    assert [line.split()[-3:] for line in lines] == [["≥", "1.4", "met"], ["≥", "1.6", "MISSED"]]
+    assert not without.split()[-1].isalpha() and "must be" not in table(promised[2:], measured[2:])
 
 
 # ---- the rows ----------------------------------------------------------------------------------------------------------
@@ -162,12 +155,11 @@ def test_hand_written_c_refuses_what_it_was_not_written_for(perf):
     references = sys.getrefcount(x)
     readonly = np.ones(1, np.float32)
     readonly.flags.writeable = False
-    for bad in (array.array("d", [1]), b"abcd", np.ones((2, 2), np.float32), 3, np.ones(4, np.float32)[::2]):
-        with pytest.raises((TypeError, BufferError)):
-            limit.buffer(x, bad)
-    for bad in (np.ones(1), 3, readonly, np.ones((2, 2), np.float32), np.ones(4, np.float32)[::2]):
-        with pytest.raises((TypeError, BufferError, AttributeError)):
-            limit.dunder(x, bad)
+    bad = 3, np.ones((2, 2), np.float32), np.ones(4, np.float32)[::2]
+    for call, others in ((limit.buffer, (array.array("d", [1]), b"abcd")), (limit.dunder, (np.ones(1), readonly))):
+        for each in (*bad, *others):
+            with pytest.raises((TypeError, BufferError, AttributeError)):
+                call(x, each)
     assert sys.getrefcount(x) == references
 
 
@@ -177,10 +169,9 @@ def test_every_row_runs(perf):
     groups = perf("rows").groups()
     rows = {row.key: row for group in groups for row in group.rows}
     assert len(rows) == sum(len(group.rows) for group in groups)
-    for group in groups:
-        for row in group.rows:
-            assert row.reference in {None, *(each.key for each in group.rows)}, row.key
-            exec(row.statement.code, dict(row.statement.names))
+    for group, row in [(each, row) for each in groups for row in each.rows]:
+        assert row.reference in {None, *(each.key for each in group.rows)}, row.key
+        exec(row.statement.code, dict(row.statement.names))
     for path in ("numpy", "buffer", "dunder"):
         assert {f"{path}/{count}/{who}" for count in perf("rows_arguments").COUNTS for who in ("c", "fast")} <= set(rows)
     turn = rows["sites/64/turn"].statement.names
@@ -289,61 +280,43 @@ def leave_out():
     place = cuda_places.place(True)
     import cuda_rows
 
-    class Once:
+    def once():
         """What a package can launch, and cannot launch again."""
+        answers = Mock(side_effect=[place_interface().__cuda_array_interface__, RuntimeError("dtype is not to be read\nat all")])
+        return type("Once", (), {"__cuda_array_interface__": property(lambda self: answers())})()
 
-        asked = 0
-
-        @property
-        def __cuda_array_interface__(self):
-            self.asked += 1
-            if self.asked > 1:
-                raise RuntimeError("dtype is not to be read\nat all")
-            return place.interface().__cuda_array_interface__
-
-    rows = cuda_rows.Rows(INSTALLED[0], place)
+    rows, place_interface = cuda_rows.Rows(INSTALLED[0], place), place.interface
     usual = rows.arguments("1", "1 tensor", rows.tensors(1))
     assert not rows.left_out
-    place.interface = Once
+    place.interface = once
     group = rows.arguments("1", "1 tensor", rows.tensors(1))
     assert [row.key for row in usual.rows if row.key not in {each.key for each in group.rows}] == [f"{INSTALLED[0]}/1/interface"]
     (said,) = rows.left_out
     assert "objects with __cuda_array_interface__: the row is left out (RuntimeError: dtype is not to be read)." in said
 
 
-OPERATORS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import cuda_places
-place = cuda_places.place(True)
-import cuda_rows
-from fastexchange.measuring.timing import time_statements
-assert place.torch is not None or place.why_no_torch
-rows = cuda_rows.Rows(sys.argv[2], place)
-groups = list(rows.operators())
-assert bool(groups) != bool(rows.left_out), rows.left_out
-for group in groups:
-    for row in group.rows:
+def launch_operators():
+    """What is launched by hand, or the rows are left out."""
+    import cuda_places
+
+    place = cuda_places.place(True)
+    import cuda_rows
+
+    assert place.torch is not None or place.why_no_torch
+    rows = cuda_rows.Rows(INSTALLED[0], place)
+    groups = list(rows.operators())
+    assert len(groups) == (0 if rows.left_out else 2), rows.left_out
+    for row in itertools.chain(*(group.rows for group in groups)):
         for _ in range(4):  # the last launches have found all that the first had to make
             place.stub.clear()
             exec(row.statement.code, dict(row.statement.names))
-        found = [(launch.grid[0] * launch.block[0], len(launch.parameters)) for launch in place.stub.launches]
-        wanted = 2 if "gradient" in row.key else 1
-        assert len(found) == wanted and all(threads >= cuda_rows.SIZE for threads, _ in found), (row.key, found)
-print(len(groups))
-"""
+        threads = [launch.grid[0] * launch.block[0] for launch in place.stub.launches]
+        assert len(threads) == (2 if "gradient" in row.key else 1) and min(threads) >= cuda_rows.SIZE, (row.key, threads)
 
 
 @pytest.mark.nightly
 @needs_stub
-def test_operators_launch_what_is_launched_by_hand():
-    ended = run_python(OPERATORS, str(PERF), INSTALLED[0], PYTHONWARNINGS="ignore")
-    assert ended.stdout.strip() in ("0", "2")
-
-
-@pytest.mark.nightly
-@needs_stub
-@pytest.mark.parametrize("function", [launch_the_same, leave_out])
+@pytest.mark.parametrize("function", [launch_the_same, leave_out, launch_operators])
 def test_rows_that_launch_by_hand(function):
     in_a_process(function.__name__)
 
@@ -352,9 +325,8 @@ def measure_without_torch():
     """``cuda_launches.py`` on a machine whose driver is the stub."""
     import cuda_places
 
-    stub = cuda_places.Stub().stub
+    cuda_places.Stub().stub.set_fast(False)
     cuda_places.cuda_stub.real_driver = lambda: True
-    stub.set_fast(False)
     import cuda_launches
 
     return cuda_launches.main()
@@ -388,10 +360,9 @@ def test_launches_are_measured_in_parts(perf, monkeypatch, tmp_path):
     table = perf("cuda_table")
     monkeypatch.setattr(table, "ROOT", tmp_path)
     assert "| 26 tensors |" in table.table(file)
-    first = INSTALLED[0]
-    document["results"] = [row for row in rows if row["key"].startswith(first + "/")]  # as a call that ended after it
+    document["results"] = [row for row in rows if row["key"].startswith(INSTALLED[0] + "/")]  # as a call that ended after it
     file.write_text(json.dumps(document))
-    assert f"{first} has been measured" in call(20).stdout
+    assert f"{INSTALLED[0]} has been measured" in call(20).stdout
     results = json.loads(file.read_text())["results"]
     assert all(row in results for row in document["results"]) and {row["key"] for row in results} == {row["key"] for row in rows}
     assert "Nothing is left" in call(20).stdout
@@ -416,7 +387,7 @@ def test_numba_cuda_is_measured_alone():
     said, table, _ = in_a_process("measure_numba_cuda_alone", "--rounds", 2).stdout.rsplit("\n\n", 2)
     assert "numba-cuda " in said and "each further device array costs" in said and "the most is spent in `" in said
     heads, _, *lines = table.splitlines()
-    assert heads.count("|") == 6 and all(line.count("|") == 6 for line in lines) and "PyTorch" not in table
+    assert {line.count("|") for line in (heads, *lines)} == {6} and "PyTorch" not in table
     assert [line.split("|")[1].strip() for line in lines] == [
         "cuLaunchKernel, through ctypes", "device arrays, signature declared", "device arrays",
         "objects with `__cuda_array_interface__`",
@@ -525,18 +496,16 @@ def test_a_file_that_takes_long_is_tried_again_with_more_time(check, runs, monke
 
 def test_files_are_run_side_by_side(check, monkeypatch, tmp_path):
     """Each begins before the others end. What fails in one is said, and costs no other."""
-    files, rows, together = [tmp_path / f"test_{letter}.py" for letter in "abc"], [], threading.Barrier(3, timeout=60)
+    together, rows, written, outcomes = threading.Barrier(3, timeout=60), [], [], {"a": "passed", "b": "FAILED", "c": "passed"}
 
     def run_file(path, expression, limit):
         together.wait()
-        return {"file": path.name, "outcome": "FAILED" if path.name == "test_b.py" else "passed", "seconds": 0}
+        return {"file": path.name, "outcome": outcomes[path.name], "seconds": 0}
 
     monkeypatch.setattr(check, "run_file", run_file)
     monkeypatch.setattr(check, "SIDE_BY_SIDE", 3)
-    written = []
-    assert check.run_files(files, rows, "", math.inf, written.append)
-    assert {row["file"]: row["outcome"] for row in rows} == {"test_a.py": "passed", "test_b.py": "FAILED", "test_c.py": "passed"}
-    assert written == rows
+    assert check.run_files([tmp_path / name for name in outcomes], rows, "", math.inf, written.append)
+    assert {row["file"]: row["outcome"] for row in rows} == outcomes and written == rows
 
 
 # ---- without a network -------------------------------------------------------------------------------------------------
@@ -561,7 +530,7 @@ def test_a_wheel_packed_anew_is_installed_without_a_network(perf, monkeypatch, t
         archive.writestr("made_here-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr("made_here-1.0.dist-info/RECORD", f"made_here.py,sha256={digest},{len(content)}\n")
     with monkeypatch.context() as killed, pytest.raises(ZeroDivisionError):
-        killed.setattr(offline.zipfile.ZipFile, "writestr", lambda *arguments, **options: 1 / 0)
+        killed.setattr(offline.zipfile.ZipFile, "writestr", Mock(side_effect=ZeroDivisionError))
         offline.pack(wheel, new)
     assert not list(new.glob("*.whl"))
     packed = offline.pack(wheel, new)

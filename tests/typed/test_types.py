@@ -24,9 +24,8 @@ NOT_OURS = (
 that is given to a class; an output whose default is None."""
 UNTYPED = {
     "fast_args is inconsistent",  # a test here has its options
-    "FastKernel is inconsistent, metaclass differs",
+    "FastKernel is inconsistent, metaclass differs", "TorchOp.__copy__", "TorchOp.__deepcopy__",
     "FastKernel.__class_getitem__", "BoundLaunch.__class_getitem__",  # type checkers have ``Generic`` for it
-    "TorchOp.__copy__", "TorchOp.__deepcopy__",
     "BoundLaunch.__call__ is inconsistent",  # it takes any arguments, to refuse them
 }  # fmt: skip
 """What the types leave out."""

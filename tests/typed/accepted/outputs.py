@@ -10,14 +10,12 @@ from fastexchange import TorchOp, fast_args
 
 @fast_args(out="x[n], grad_y[n] -> grad_x[n]")
 def square_backward(x: Any, grad_y: Any, grad_x: Any) -> None:
-    for i in range(x.shape[0]):
-        grad_x[i] = 2 * x[i] * grad_y[i]
+    grad_x[:] = 2 * x * grad_y
 
 
 @fast_args(out="x[n] -> y[n]", backward=square_backward)
 def square(x: Any, y: Any) -> None:
-    for i in range(x.shape[0]):
-        y[i] = x[i] * x[i]
+    y[:] = x * x
 
 
 y: torch.Tensor = square(torch.ones(3, requires_grad=True))
@@ -30,8 +28,7 @@ print(y.sum(), square.out, square.bind(np.ones(3))())
 
 @fast_args(mutates=["w"], grad="allow")
 def step(w: torch.Tensor, grad: torch.Tensor, rate: float) -> None:
-    for i in range(w.shape[0]):
-        w[i] -= rate * grad[i]
+    w -= rate * grad
 
 
 step(torch.ones(3), torch.ones(3), 0.1)
