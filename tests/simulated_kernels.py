@@ -78,8 +78,7 @@ def test_axpy(number):
 def test_softmax(number):
     for team in TEAMS:
         columns = team.threads * team.values - 3 if team.is_whole else 2 * team.threads + 3
-        kernel = cuda.jit(softmax.body(simulator, number, team))
-        x = matrix(number, 8, columns)
+        kernel, x = cuda.jit(softmax.body(simulator, number, team)), matrix(number, 8, columns)
         x[1, 5], x[2, 7], x[3, :], x[4, 1:], x[5, :-1] = np.nan, np.inf, -np.inf, -np.inf, -np.inf
         x[0] += 100  # whose exponential overflows in float32
         x[6] -= 1000

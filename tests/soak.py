@@ -247,8 +247,7 @@ def fails(call, *arguments, **keywords) -> None:
 
 def soak_calls(total: int) -> list[str]:
     """Make about `total` calls over all paths. Prints a table; returns what grew, in words."""
-    tensors = Tensors()
-    ways = [way for way in WAYS if torch is not None or "PyTorch" not in way[0]]
+    tensors, ways = Tensors(), [way for way in WAYS if torch is not None or "PyTorch" not in way[0]]
     whole = sum(share for _, share, _ in ways)
     counts = {name: np.zeros(3) for name, _, _ in ways}  # calls, seconds, blocks
     began, before = time.perf_counter(), None

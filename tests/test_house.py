@@ -106,8 +106,7 @@ def names_in(text: str) -> set[str]:
 
 
 def test_names_in_docstrings_exist():
-    defined = {name: names_in(text) for name, text in TEXTS.items()}
-    missing, count = [], 0
+    defined, missing, count = {name: names_in(text) for name, text in TEXTS.items()}, [], 0
     for name, text in TEXTS.items():
         for role in re.findall(r":(?:func|data|class|meth|attr):`~?(?:fastexchange\.)?([\w.]+)`", text):
             count += 1
@@ -156,8 +155,7 @@ def test_the_versions_that_are_tried_are_those_that_are_supported():
     declared = (root / "pyproject.toml").read_text("utf-8")
     pythons = re.findall(r"Python :: (3\.\d+)\"", declared)
     assert tried["pythons"] + tried["debians"] == pythons and set(tried["with_torch"]) < set(pythons)
-    newest = int(pythons[-1].partition(".")[2])
-    assert f'requires-python = ">={pythons[0]},<3.{newest + 1}"' in declared
+    assert f'requires-python = ">={pythons[0]},<3.{int(pythons[-1].partition(".")[2]) + 1}"' in declared
     assert f'"numba>={tried["numbas"][0]}"' in declared and f'"numpy>={tried["numpys"][0]}"' in declared
     for page in ("README.md", "docs/reference/compatibility.md"):
         said = (root / page).read_text("utf-8")

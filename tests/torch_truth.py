@@ -164,8 +164,7 @@ def _dtensor():
 
     if not distributed.is_initialized():
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    mesh = distributed.init_device_mesh("cpu", (1,))
-    return dtensor.DTensor.from_local(_x(), mesh, [dtensor.Replicate()])
+    return dtensor.DTensor.from_local(_x(), distributed.init_device_mesh("cpu", (1,)), [dtensor.Replicate()])
 
 
 OF_SUBCLASSES = {

@@ -159,8 +159,7 @@ def test_what_is_unknown_is_a_warning(monkeypatch):
     line = lines(done)["native code", "native"]
     assert line["status"] == "unknown" and "not done after 0.01 seconds" in line["text"]
     assert "trusted" not in line["advice"] + line["text"]
-    found = [probe.Finding("types", "a", status, "") for status in ("unknown", "wrong", "slow")]
-    assert doctor._verdict(found) == "wrong"
+    assert doctor._verdict([probe.Finding("types", "a", each, "") for each in ("unknown", "wrong", "slow")]) == "wrong"
 
     monkeypatch.setattr(doctor.subprocess, "run", Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable")))
     (line,) = doctor._probed("native", 100)
@@ -220,8 +219,7 @@ def test_another_project_of_the_same_name(tmp_path, monkeypatch):
         line = next(each for each in doctor._packages(["numpy"], "installed") if each.name == "fastexchange")
         assert line.status == "-" and "not of the installed numba-fastexchange, which is in" in line.text and line.advice
     for code in ("import fastexchange.api", "import runpy; runpy.run_module('fastexchange', run_name='__main__')"):
-        done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}", check=False)
-        last = done.stderr.splitlines()[-1]
+        last = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}", check=False).stderr.splitlines()[-1]
         assert re.match("ImportError: .+ is not of numba-fastexchange .+: pip uninstall fastexchange .+", last.replace(";", ":"))
 
 

@@ -250,8 +250,7 @@ class OfNumPy(Dunder):
 ])  # fmt: skip
 def test_every_export_is_given_back_once_and_nothing_is_kept(kernel, kind):
     array = np.ones(3)
-    tensor = kind(array)
-    before = sys.getrefcount(array)
+    tensor, before = kind(array), sys.getrefcount(array)
     report = quick(kernel, tensor, alternatives=True)
     assert (report.arguments[0].producer is not None) == (type(tensor) is not np.ndarray)
     del report

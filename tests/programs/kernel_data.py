@@ -89,10 +89,8 @@ def call(kernel, *args, written=(-1,)):
     beside it, be it in an input or between an output's elements.
     """
     outputs = arrays_in(args[position] for position in written)
-    blanks = [output.copy() for output in outputs]
-    memory = memory_of(args)
-    before = [array.copy() for array in memory]
-    results = []
+    blanks, memory = [output.copy() for output in outputs], memory_of(args)
+    before, results = [array.copy() for array in memory], []
     for way in WAYS:
         kernel(*(made(framework, value) for framework, value in zip(itertools.cycle(way), args, strict=False)))
         results.append([output.copy() for output in outputs])

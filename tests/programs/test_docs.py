@@ -67,8 +67,7 @@ def check(page: str, folder: Path) -> str:
     run = f"import os, runpy\nos.chdir({str(folder)!r})\nrunpy.run_path({str(program)!r}, run_name='__main__')"
     ended = fork_python(run, check=False)
     assert ended.returncode == 0, ended.stderr
-    said = re.sub(r" +$", "", ended.stdout, flags=re.M)
-    want = wanted(program.read_text("utf-8"))
+    said, want = re.sub(r" +$", "", ended.stdout, flags=re.M), wanted(program.read_text("utf-8"))
     assert doctest.OutputChecker().check_output(want, said, doctest.ELLIPSIS), f"says\n{want}\nand prints\n{said}"
     return said
 

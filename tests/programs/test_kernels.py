@@ -80,8 +80,7 @@ def test_a_histogram_decides_at_the_edges_as_numpys_does(dtype):
     for low, high, bins in [(0.0, 1.0, 10), (-1.0, 2.0, 7), (0.1, 0.7, 60), (1e6, 1e6 + 1, 3), (-1e-30, 1e-30, 5)]:
         edges = np.histogram_bin_edges(np.empty(0, dtype), bins, (low, high)).astype(dtype)
         values = np.concatenate([edges, np.nextafter(edges, dtype(-np.inf)), np.nextafter(edges, dtype(np.inf))])
-        counts = histogram(values, bins, low, high)
-        np.testing.assert_array_equal(counts, np.histogram(values, bins, (low, high))[0])
+        np.testing.assert_array_equal(histogram(values, bins, low, high), np.histogram(values, bins, (low, high))[0])
         assert histogram(edges[-1:], bins, low, high)[-1] == 1
 
 
@@ -232,8 +231,7 @@ def test_pytorchs_operators_agree():
 # ---- which memory arrays share ----
 def test_overlap_is_never_missed():
     """Against NumPy's exact answers, on all pairs of random views; and most that are apart are seen to be."""
-    generator = np.random.default_rng(0)
-    memory = np.zeros(60)
+    generator, memory = np.random.default_rng(0), np.zeros(60)
     views = []
     for _ in range(60):
         start, stop = np.sort(generator.integers(0, 61, 2))

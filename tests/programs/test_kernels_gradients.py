@@ -43,8 +43,7 @@ def turned(xp, x, cos, sin, start, interleaved):
 
 
 def losses(xp, x, target, smoothing, ignore_index):
-    log_p = xp.log(exponentials(xp, x))
-    known = xp.where(target == ignore_index, 0, target)
+    log_p, known = xp.log(exponentials(xp, x)), xp.where(target == ignore_index, 0, target)
     loss = (smoothing - 1) * log_p[xp.arange(len(target)), known] - smoothing * log_p.mean(1)
     return xp.where(target == ignore_index, 0, loss)
 

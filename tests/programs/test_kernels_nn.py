@@ -241,8 +241,7 @@ def check_steps(params, exp_avgs, exp_avg_sqs, grads, numbers=NUMBERS):
     for param, m, v, *own in zip(params, exp_avgs, exp_avg_sqs, *grads, strict=True):
         for step, grad in enumerate(own, 1):
             grad = grad.astype(m.dtype)
-            m = beta1 * m + (1 - beta1) * grad
-            v = beta2 * v + (1 - beta2) * grad * grad
+            m, v = beta1 * m + (1 - beta1) * grad, beta2 * v + (1 - beta2) * grad * grad
             root = np.sqrt(v / (1 - beta2**step)) + eps
             param = (param * (1 - lr * weight_decay) - lr / (1 - beta1**step) * m / root).astype(param.dtype)
         results.append((param, m, v))

@@ -80,8 +80,7 @@ def test_the_table_of_kernels_for_a_gpu(perf, tmp_path):
     for who, median in {"theirs": 2e6, "numba-cuda": 1e6, "numba-cuda-mlir": 4e6}.items():
         result = files.result(f"axpy/9/{who}", scattered(median), "torch.add" if who == "theirs" else who)
         results.append(result | {"kernel": "axpy", "data": "9", "who": who, "bytes": 3_000_000_000})
-    device = {"name": "a GPU", "driver": 13000}
-    files.write(file, files.machine() | {"date": "2030-01-02", "device": device}, 3, results)
+    files.write(file, files.machine() | {"date": "2030-01-02", "device": {"name": "a GPU", "driver": 13000}}, 3, results)
     head, *_, row = table.table(file).splitlines()
     assert "a GPU" in head and "2030-01-02" in head and "[run.json](results/run.json)" in head
     assert row == "| axpy | 9 | torch.add | 1.50 | 3.00 (2.0 x) | 0.75 (0.50 x) |"
@@ -119,8 +118,7 @@ LOST = "not measurable here (spread "
 
 def test_figures_that_mean_nothing_are_not_shown(perf):
     """In no table, by no target and at no point of a plot."""
-    report = perf("report")
-    row = SimpleNamespace(key="a/fast", label="ours", reference="a/c")
+    report, row = perf("report"), SimpleNamespace(key="a/fast", label="ours", reference="a/c")
     group = SimpleNamespace(title="t", rows=[SimpleNamespace(key="a/c", label="C", reference=None), row])
     shown = report.group_table(group, {"a/fast": scattered(30, 1), "a/c": scattered(-1, 40)}).splitlines()
     assert LOST in shown[2] and "30.0" in shown[3] and LOST in shown[3]
@@ -149,11 +147,9 @@ def test_a_kernels_ratio_is_judged_by_what_it_must_be(perf):
 # ---- the rows ----------------------------------------------------------------------------------------------------------
 @needs_compiler
 def test_hand_written_c_refuses_what_it_was_not_written_for(perf):
-    limit, only_dunder = perf("floor").load(), perf("groups").OnlyDunder
-    x = np.ones(1, np.float32)
+    limit, only_dunder, x = perf("floor").load(), perf("groups").OnlyDunder, np.ones(1, np.float32)
     assert limit.buffer(array.array("f", [1]), x) is None and limit.dunder(only_dunder(x), x) is None
-    references = sys.getrefcount(x)
-    readonly = np.ones(1, np.float32)
+    references, readonly = sys.getrefcount(x), np.ones(1, np.float32)
     readonly.flags.writeable = False
     bad = 3, np.ones((2, 2), np.float32), np.ones(4, np.float32)[::2]
     for call, others in ((limit.buffer, (array.array("d", [1]), b"abcd")), (limit.dunder, (np.ones(1), readonly))):
@@ -467,15 +463,13 @@ def test_the_check_ends_in_time_and_goes_on(check, runs, monkeypatch, tmp_path, 
     """The file that the time did not suffice for is the first of the next call, which runs no file again."""
     file = tmp_path / "found.json"
     monkeypatch.setattr(check.time, "monotonic", iter([0, 10, 100, 100, 100]).__next__)
-    assert check.call("--json", file, "--minutes", 1) == 3
-    assert runs == [("test_a.py", 40), ("test_b.py", 30)]
+    assert check.call("--json", file, "--minutes", 1) == 3 and runs == [("test_a.py", 40), ("test_b.py", 30)]
     document = json.loads(file.read_text())
     assert [(row["file"], row["outcome"]) for row in document["files"]] == [("test_a.py", "passed"), ("test_b.py", "unfinished")]
     assert document["machine"]["device"] == {"name": "none"} and not list(tmp_path.glob("*.part"))
     assert "2 files are left" in capsys.readouterr().out
     monkeypatch.setattr(check.time, "monotonic", lambda: -20)
-    assert check.call("--json", file, "--minutes", 5) == 1
-    assert [name for name, _ in runs[2:]] == ["test_b.py", "test_c.py"]
+    assert check.call("--json", file, "--minutes", 5) == 1 and [name for name, _ in runs[2:]] == ["test_b.py", "test_c.py"]
     assert [row["outcome"] for row in json.loads(file.read_text())["files"]] == ["passed", "hung", "passed"]
     with pytest.raises(SystemExit, match="of other tests"):
         check.call("-k", "other", "--json", file, "--minutes", 5)
@@ -537,7 +531,6 @@ def test_a_wheel_packed_anew_is_installed_without_a_network(perf, monkeypatch, t
     assert packed.name == wheel.name and packed.stat().st_size < wheel.stat().st_size / 10
     for name, value in {"INDEX_URL": "http://localhost:9/", "NO_CACHE_DIR": "1", "TARGET": str(tmp_path / "installed")}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
-    assert offline.install(new) == 0
-    assert (tmp_path / "installed" / "made_here.py").read_bytes() == content
+    assert offline.install(new) == 0 and (tmp_path / "installed" / "made_here.py").read_bytes() == content
     with pytest.raises(SystemExit, match=r"offline\.py fetch"):
         offline.install(tmp_path / "none")

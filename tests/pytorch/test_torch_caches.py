@@ -115,11 +115,9 @@ def test_caches_of_an_older_program(cases, tmp_path, stage):
         assert ended.code == 0, ended.stderr
         return json.loads(ended.stdout.splitlines()[-1])
 
-    assert run(0)[0] == []
-    assert run(1)[0] == []
+    assert run(0)[0] == [] and run(1)[0] == []
     different, joint_misses, misses = run(1)
-    is_cached = cases != "a value that cannot be described"
-    assert different == [] and (joint_misses == 0) == (misses == 0) == is_cached
+    assert different == [] and (joint_misses == 0) == (misses == 0) == (cases != "a value that cannot be described")
 
 
 EXPORTED = """

@@ -323,8 +323,7 @@ def test_calls_are_the_same_with_native_code_as_with_the_dispatcher():
         y[:] = x + 7 // divisor + steps
 
     op, x, y = halved.as_torch_op("fx_test::halved"), torch.arange(3.0), torch.zeros(3)
-    native, dispatched = op, op._dispatch
-    parameter = torch.nn.Parameter(x, requires_grad=False)
+    native, dispatched, parameter = op, op._dispatch, torch.nn.Parameter(x, requires_grad=False)
     for value in (x, parameter, x.as_subclass(type("Subclass", (torch.Tensor,), {}))):
         for args, kwargs in [((), {}), ((2.5, 1), {}), ((2, True), {}), ((), {"divisor": 4, "steps": 2})]:
             for _ in range(4):
@@ -412,8 +411,7 @@ def test_the_dispatcher_calls_native_code_again_and_again():
             raise ValueError("positive")
         y[:] = x[0]
 
-    op = maybe.as_torch_op("fx_test::maybe")
-    good, bad = torch.zeros(3), torch.ones(3)
+    op, good, bad = maybe.as_torch_op("fx_test::maybe"), torch.zeros(3), torch.ones(3)
     counts = good._use_count(), bad._use_count()
     with references_kept(good, bad):
         for _ in range(2):

@@ -62,8 +62,7 @@ def test_replaced_operators():
     def times(factor):
         return fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(factor * x[0]))
 
-    x = torch.ones(3)
-    first = times(2).as_torch_op("fx_test::replaced")
+    x, first = torch.ones(3), times(2).as_torch_op("fx_test::replaced")
     for _ in range(5):
         first(x), first.overload(x)
     by_name = lambda x: torch.ops.fx_test.replaced(x)  # noqa: E731

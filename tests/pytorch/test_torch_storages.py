@@ -33,8 +33,7 @@ size_of = fast_args(lambda x: x.size, nogil=True)
 
 def test_python_code_of_a_mode_runs_before_any_view_is_borrowed():
     kernel = fast_args(lambda a, b: (b[0] + b[1], a.sum()))
-    a = torch.ones(1 << 16, dtype=torch.float64)
-    b = torch.ones(8, dtype=torch.float64)[2:]
+    a, b = torch.ones(1 << 16, dtype=torch.float64), torch.ones(8, dtype=torch.float64)[2:]
     for _ in range(4):
         kernel(a, b)
     with mode_of(TorchFunctionMode, lambda function, args: a.untyped_storage().resize_(0)):
@@ -197,8 +196,7 @@ def rounds(x, count):
 def test_parallel_loops_hold_what_they_read(act):
     """Numba gives up the GIL for as long as one takes."""
     rounds(torch.ones(3), 1)
-    tensor, outcome = torch.ones(100_000), []
-    took = time.perf_counter()
+    tensor, outcome, took = torch.ones(100_000), [], time.perf_counter()
     rounds(tensor, 100)
     count = 100 * max(1, int(0.3 / (time.perf_counter() - took)))
 

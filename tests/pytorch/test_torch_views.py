@@ -198,8 +198,7 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
     at = 8 * rng.randrange(32)
     change = rng.choice([lambda word: word + 8, lambda word: 0, lambda word: word ^ 1, lambda word: word >> 8])
     moved = rng.choice([0, 8, -8])  # or all words from `at` on lie elsewhere
-    read_word, read_byte = producer.read_word, producer.read_byte
-    heads, kept = {}, []
+    read_word, read_byte, heads, kept = producer.read_word, producer.read_byte, {}, []
     size_at = ctypes.CDLL(None).malloc_usable_size
     size_at.restype, size_at.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
 
@@ -346,8 +345,7 @@ def said_to_be_on(tensor, index: int):
 @pytest.mark.parametrize("index", [0, 7])
 def test_a_tensor_on_a_gpu(index):
     """It is read as PyTorch's own functions tell, and only after one such tensor has been compared with what they tell."""
-    guard = producer.Guard()
-    tensor = torch.arange(12.0).view(3, 4)[1:]
+    guard, tensor = producer.Guard(), torch.arange(12.0).view(3, 4)[1:]
     with said_to_be_on(tensor, index):
         assert tensor.device == torch.device("cuda", index) and not guard.native.cuda
         assert guard.reads(tensor) and guard.native.cuda == 2
@@ -418,8 +416,7 @@ def test_a_tensor_between_others_of_its_kind(name):
     for tensors in between(one):
         expected = [told(torch.as_tensor(tensor)) for tensor in tensors]
         for _ in range(2):
-            assert each_of(tensors) == expected
-            assert all_of(*tensors) == tuple(size + s for size, _, _, s in expected)
+            assert each_of(tensors) == expected and all_of(*tensors) == tuple(size + s for size, _, _, s in expected)
     kernel = fast_args(lambda tensors: len(tensors))
     assert kernel([torch.arange(4.0), one]) == 2 and kernel.signatures[0][0].dtype.aligned == (name != "unaligned")
 

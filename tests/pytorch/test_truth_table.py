@@ -27,8 +27,7 @@ assert "to_dlpack" in str(explain(torch.ones(3)))
 
 def without_an_exchange_table() -> dict[str, str]:
     """What a kernel does then, by row."""
-    stage = truth.stage_of(TABLE, WITHOUT_TABLE)
-    ours = COLUMNS.index(truth.FAST_ARGS)
+    stage, ours = truth.stage_of(TABLE, WITHOUT_TABLE), COLUMNS.index(truth.FAST_ARGS)
     said = {row.title: truth.filled(stage, [(number, ours)])[0] for number, row in enumerate(ROWS)}
     stage.close()
     return said

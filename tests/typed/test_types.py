@@ -88,8 +88,7 @@ def test_the_programs_of_the_documents(checker, tmp_path):
 def test_the_types_are_those_of_the_package():
     """mypy compares them: names, parameters, defaults, values of enumerations."""
     pytest.importorskip("mypy", reason="mypy is not installed: pip install '.[dev]'")
-    config = STUB.parents[1] / "pyproject.toml"
-    command = ["mypy.stubtest", "fastexchange", "--mypy-config-file", str(config), "--concise"]
+    command = ["mypy.stubtest", "fastexchange", "--mypy-config-file", str(STUB.parents[1] / "pyproject.toml"), "--concise"]
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, env=environment_of())
     said = [line.removeprefix("fastexchange.") for line in done.stdout.splitlines() if line.startswith("fastexchange.")]
     public = [line for line in said if re.split("[ .]", line)[0] in fastexchange.__all__ and ".__init__ " not in line]
