@@ -46,7 +46,11 @@ def shift(x, out, pair=None, by=1):
     out[:] = x + by
 
 
-sleep = fast_args(lambda us: usleep(us))
+@fast_args
+def sleep(us):
+    usleep(us)
+
+
 repeated = fast_args(lambda x, k, y: y.fill(x[0]), out="x[n], k -> y[k]")
 doubled = fast_args(lambda x, y: y.fill(2 * x[0]), out="x[n] -> y[n]", backward=lambda grad_y: 2 * grad_y)
 nothing, nothing_without_the_gil = fast_args(lambda *arguments: None), fast_args(nogil=True)(lambda x: None)
