@@ -496,7 +496,7 @@ def test_functions_that_jax_keeps_on_disk_find_the_kernel_of_their_process(tmp_p
 
 
 ENDING = """
-    import atexit, time
+    import atexit, contextlib, time
     import jax, jax.numpy as jnp, numba
     from fastexchange import fast_args
 
@@ -515,7 +515,8 @@ ENDING = """
     calls = [jax.jit(sleeping), jax.jit(raising)]
     start = slow(jnp.ones((500, 500)))[0].block_until_ready()
     calls[0](start).block_until_ready()
-    pending = [call(slow(jnp.ones((500, 500)))[0]) for call in calls]
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # on a busy machine it has been raised already
+        pending = [call(slow(jnp.ones((500, 500)))[0]) for call in calls]
 """
 
 
