@@ -134,7 +134,7 @@ def test_dtypes_there_and_back_and_what_numpy_takes_for_them():
         value = DLDataType.from_dtype(name)
         assert str(value) == name and value.lanes == 1 and value.bits == 8 * dtype.itemsize
         assert value.to_dtype() == dtype and value.to_dtype().isnative
-        assert value == DLDataType.from_dtype(dtype) == DLDataType.from_dtype(dtype.type)
+        assert value == DLDataType.from_dtype(dtype) == DLDataType.from_dtype(dtype.type) == DLDataType.from_str(name)
     assert {like: str(DLDataType.from_dtype(like)) for like in ALIKE} == ALIKE
     check_raises(TypeError, "no_such_type", DLDataType.from_dtype, "no_such_type")  # as NumPy says it
 

@@ -372,11 +372,13 @@ def test_what_only_the_package_takes(stub_or_none, package, name):
     kernel, value = kernel_of(package, 2), make(package)
     on_both = fast_args(lambda a0, a1: None, cuda=kernel, launch=(1, 32))
     third = on_both if not copies and name != "a record" else kernel[1, 32]
-    for count, launch in enumerate((kernel[1, 32], kernel[1, 32], third), 1):
+    for launch in (kernel[1, 32], kernel[1, 32], third):
+        if stub_or_none is not None:
+            stub_or_none.clear()
         launch(1.0, value)
         if stub_or_none is not None:
             names = [entry.api for entry in stub_or_none.log]
-            assert len(stub_or_none.launches) == count and all(sum(copy in api for api in names) >= count for copy in copies)
+            assert len(stub_or_none.launches) == 1 and all(any(copy in api for api in names) for copy in copies), names
     explained = str(kernel.explain(1.0, value))
     assert "own launch" in explained and "path package" in explained and kernel.counts().fast == 0
     if stub_or_none is not None:

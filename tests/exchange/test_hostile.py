@@ -355,6 +355,7 @@ def test_a_kept_array_whose_export_fails_or_is_of_other_memory(name, is_known):
         column(1.0, tensor)
     tensor.behaves = False
     ends = [end_of(column, 1.0, tensor) for _ in range(3)]
+    assert name != "of a copy" or not any(map(is_exception, ends))
     del tensor
     gc.collect()
     for end in ends:

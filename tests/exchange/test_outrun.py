@@ -20,6 +20,7 @@ from made_producers import ONLY_NUMBA
 from numba import types
 from numba.extending import overload
 from oracle import new_kernel
+from other_ways import run_changed
 from ways import mode_of
 
 from fastexchange import fast_args
@@ -250,6 +251,23 @@ def test_memory_that_is_shared_or_cloned_lazily_meanwhile_is_the_one_that_is_wri
         victim = torch.zeros(300)
         increase(victim, Evil(lambda victim=victim, clones=clones: clones.append(torch._lazy_clone(victim))))
         assert victim.tolist() == [1.0] * 300 and all(clone.tolist() == [0.0] * 300 for clone in clones)
+
+
+@pytest.mark.nightly
+def test_without_an_exchange_table():
+    """PyTorch before 2.10 has none: its tensors are exported after all others, too."""
+    run_changed("""
+        import sys
+        sys.modules["tvm_ffi"] = None  # it gives PyTorch's tensors a table where they have none
+        del torch.Tensor.__dlpack_c_exchange_api__
+        import test_outrun as tests
+        assert not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+        for action in tests.ACTIONS:
+            for nogil in (False, True):
+                tests.test_no_argument_is_changed_behind_the_guard(action, nogil)
+        tests.test_a_garbage_collection_at_each_allocation_of_a_call("becomes lazily negated", False)
+        tests.test_memory_that_is_shared_or_cloned_lazily_meanwhile_is_the_one_that_is_written()
+    """)
 
 
 @pytest.mark.parametrize("way", CALLS)

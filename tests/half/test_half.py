@@ -257,6 +257,7 @@ def test_operators(form, way):
 
 
 # ---- functions -----------------------------------------------------------------------------------------------------
+SOME = math.sqrt, math.floor, math.isnan, np.exp, np.sign, abs, operator.neg, float, math.atan2, max, np.fmod, operator.pow
 OTHERS = abs, max, min, float, np.float32, operator.neg, operator.pos, operator.mod, operator.pow, operator.floordiv
 
 
@@ -286,15 +287,8 @@ def calling(chosen):
     return fast_args(numba.njit(error_model="numpy")(functions["kernel"]))
 
 
-@pytest.mark.slow
-@of_one
-@pytest.mark.parametrize("module", [math, np], ids=["math", "numpy"])
-def test_functions_are_those_of_float32(form, module):
+def check_functions(form, chosen):
     """Of every code, and of as many pairs."""
-    cpu_target.typing_context.refresh()
-    functions = [each for each in vars(module).values() if callable(each) and (module is math or isinstance(each, np.ufunc))]
-    chosen = tuple(each for each in dict.fromkeys([*functions, *OTHERS]) if arity(each))
-    assert len(chosen) > 40
     x, kernel = codes(form), calling(chosen)
     y = np.random.default_rng(8).permutation(x)
     got, want = np.zeros((2, len(chosen), len(x)))
@@ -304,6 +298,21 @@ def test_functions_are_those_of_float32(form, module):
         kernel(wide[x], wide[y], want)
     for function, ours, theirs in zip(chosen, got, want, strict=True):
         assert equal(ours, theirs), function
+
+
+def test_some_functions_are_those_of_float32():
+    check_functions(BFLOAT16, SOME)
+
+
+@pytest.mark.slow
+@of_one
+@pytest.mark.parametrize("module", [math, np], ids=["math", "numpy"])
+def test_functions_are_those_of_float32(form, module):
+    cpu_target.typing_context.refresh()
+    functions = [each for each in vars(module).values() if callable(each) and (module is math or isinstance(each, np.ufunc))]
+    chosen = tuple(each for each in dict.fromkeys([*functions, *OTHERS]) if arity(each))
+    assert len(chosen) > 40
+    check_functions(form, chosen)
 
 
 # ---- promotion -----------------------------------------------------------------------------------------------------

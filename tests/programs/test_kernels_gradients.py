@@ -124,6 +124,17 @@ def test_values_and_gradients_are_those_of_the_formula(framework, backend, name)
     check(found, gradients(framework, lambda *args: formula(XP[framework], *args), given, positions))
 
 
+@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("framework", XP)
+def test_vmap_is_a_loop(framework, name):
+    kernel, _, args, _ = CASES[name]
+    xp, vmap = XP[framework], (jax if framework == "JAX" else torch).vmap
+    x, *others = made_by(framework, [np.stack([args[0], 2 * args[0], -args[0]]), *args[1:]])
+    mapped = vmap(lambda x: kernel(x, *others))
+    found = gradients(framework, lambda x: mapped(x), [x], (0,), {"PyTorch": None, "JAX": "jit"}[framework])
+    check(found, gradients(framework, lambda x: xp.stack([kernel(each, *others) for each in x]), [x], (0,)))
+
+
 @pytest.mark.skipif(jax is None, reason="JAX is not installed")
 def test_integers_have_no_gradient():
     gradient = jax.grad(lambda x, target: cross_entropy(x, target, 0.0, -100).sum(), (0, 1), allow_int=True)

@@ -129,6 +129,11 @@ def test_keys_of_tensors_on_a_gpu_are_plain():
     names = "Conjugate Negative SparseCUDA SparseCsrCUDA QuantizedCUDA NestedTensorCUDA Python ZeroTensor " + plain
     keys = {name: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names.split()}
     assert {name for name, key in keys.items() if not producer.guard().native.odd_keys & key} == {*plain.split()}
+    if torch.cuda.is_available():
+        x, z = torch.ones(3, device="cuda"), torch.ones(3, dtype=torch.complex64, device="cuda")
+        odd = producer.guard().native.odd_keys
+        assert not any(producer.keys_of(tensor) & odd for tensor in (x, x[1:], z, x.requires_grad_(), x * 2))
+        assert all(producer.keys_of(tensor) & odd for tensor in (z.conj(), z.conj().imag, x.detach().to_sparse()))
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -281,15 +281,16 @@ def test_kernels_that_write_in_compiled_functions(backend):
         writing(a=1, x=x, y=y)
         return y * 2
 
-    @compiled_whole(backend=backend)
+    @compiled_whole(backend=backend, dynamic=True)
     def given(x, w):
         y = torch.zeros_like(x)
         return scale(x, w, y), y, scale(x, w=w)
 
     (x, w), y = tensors(), torch.zeros(4)
     torch.testing.assert_close(inplace(x[0], w), (w + 3 * x[0]) * 2)
-    for result in given(x, w):
-        torch.testing.assert_close(result, x * w)
+    for rows in (x, torch.cat([x, x])):
+        for result in given(rows, w):
+            torch.testing.assert_close(result, rows * w)
     compiled_whole(lambda y: writing(1.0, w, y), backend=backend)(y)
     assert torch.equal(y, w)
     for name in writing._operators.values():

@@ -78,6 +78,7 @@ def test_gradients_are_those_of_numbers(what):
 def test_vmap_jacobians_and_scan():
     x = jnp.arange(6.0).reshape(2, 3)
     assert np.array_equal(jax.vmap(jax.grad(lambda x: scaled(x, s3).sum()))(x), np.full((2, 3), 3))
+    assert np.array_equal(jax.grad(lambda x: jax.vmap(scaled, (0, None))(x, s3).sum())(x), np.full((2, 3), 3))
     assert np.array_equal(jax.jit(jax.jacrev(scaled))(x[0], s3), 3 * np.eye(3))
     looped = jax.grad(lambda x: jax.lax.scan(lambda c, _: (scaled(c, s3), None), x, None, length=3)[0].sum())
     assert np.array_equal(looped(x[0]), np.full(3, 27))
