@@ -80,7 +80,7 @@ class Views:
             raise TypeError(f"{kernel.__qualname__}(): NumPy has no dtype for its result; install ml_dtypes, which has one")
         origin: Any = None
         for tensor, view, viewed in self._tensors:
-            is_ndarray = type(tensor) is np.ndarray
+            is_ndarray = isinstance(tensor, np.ndarray)
             is_taken_so = result.flags.writeable or not viewed.flags.writeable
             if result is viewed or ((is_taken_so or not is_ndarray) and _is_same(result, viewed, is_ndarray)):
                 return tensor

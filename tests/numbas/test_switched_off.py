@@ -43,6 +43,8 @@ def scaled(xs):
 def never(x, y):
     y = x * 2  # noqa: F841
 firsts = fast_args(lambda xs: xs[0][0] + xs[1][0])
+readonly = fast_args(lambda x: np.broadcast_to(x, x.shape))
+strided = fast_args(lambda x: np.lib.stride_tricks.as_strided(x, x.shape, (72, 8)))
 
 def say(what, call):
     try:
@@ -57,6 +59,8 @@ def of_numpy():
     say("square", lambda: (square(x), square(x, np.empty(3)), square(np.ones(3, np.float16))))
     say("changed", lambda: changed(x.copy()))
     say("firsts", lambda: (firsts([x, x]), firsts((x, x))))
+    for row in (np.ones((1, 3)), np.ones((1, 3)).view(type("Sub", (np.ndarray,), {}))):
+        say("same", lambda: [kernel(row) is row for kernel in (readonly, strided)])
     say("pickled", lambda: pickle.loads(pickle.dumps(total))(x))
     say("precompiled", lambda: total.precompile((np.ones(2, np.int8),)))
     say("declared", lambda: fast_args("float64(float64[::1])", nogil=True)(lambda x: x.sum())(x))

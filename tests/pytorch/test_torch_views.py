@@ -305,6 +305,11 @@ def test_memory_that_turns_out_otherwise_is_read_no_more():
 @pytest.mark.parametrize("inline_ndim", [5, 6])
 def test_readers_come_with_the_package_or_are_compiled_for_other_offsets(inline_ndim):
     """Here for another number, with which tensors of up to five dimensions lie in the same places."""
+    theirs, others = "True False", "False True"
+    if inline_ndim == 6:
+        expected = {others}
+    else:  # the offsets of these versions come with the package
+        expected = {theirs} if torch.__version__.startswith(("2.13.", "2.14.")) else {theirs, others}
     assert fork_python(f"""
         import torch, fastexchange
         from cache_entries import cache_entries
@@ -317,8 +322,8 @@ def test_readers_come_with_the_package_or_are_compiled_for_other_offsets(inline_
                 assert kernel(tensor) == (tensor.ndim, tensor.numel())
         used = {{entry.rows[0].reader for entry in cache_entries(kernel)}}
         shipped = {{reader.address for reader in torch_tensors._SHIPPED}}
-        print(used <= shipped, not used & shipped, kernel.counts().slow)
-    """).stdout.startswith("True False" if inline_ndim == 5 else "False True")
+        print(used <= shipped, not used & shipped)
+    """).stdout.strip() in expected
 
 
 # ---- tensors on a GPU ----------------------------------------------------------------------------------------------
