@@ -244,8 +244,7 @@ def delete_managed(managed):
         return
     if c.PyErr_Occurred() == 0:
         call_word(deleter, (managed,))
-        if c.PyErr_Occurred() != 0:
-            c.PyErr_Clear()
+        c.PyErr_Clear()
         return
     error = stack(3)
     c.save_error(error)

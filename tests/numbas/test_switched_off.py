@@ -102,7 +102,7 @@ def of_frameworks():
     say("square", lambda: (square(x), square(jnp.arange(3.0)), square(x, torch.empty(3))))
     say("half", lambda: [square(x.to(dtype)) for dtype in (torch.bfloat16, torch.float16)])
     say("half", lambda: square(jnp.arange(3, dtype=jnp.bfloat16)))
-    say("bits", lambda: fast_args(storage=True)(lambda x: x[1])(x.to(torch.bfloat16)))
+    say("bits", lambda: fast_args(storage=True)(lambda x: (x[1], x[1:], x + x[0], x.view(np.int16)))(x.to(torch.bfloat16)))
     say("changed", lambda: changed(x.clone()))
     say("same", lambda: changed(x)[0] is x)
     say("returns", lambda: fast_args(returns=torch.Tensor)(lambda x: x * 2)(np.ones(2)))
