@@ -18,7 +18,7 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
-from ..ground.cpython import KERNEL_CONTEXT, OB_SIZE, PyErr_Occurred
+from ..ground.cpython import KERNEL_CONTEXT, OB_SIZE
 from ..ground.dlpack import CPU
 from ..ground.dltensor import DL_TENSOR_WORDS
 from ..ground.native import call_word, load, native, stack, store
@@ -215,7 +215,7 @@ def leave_row(frame_address, status, position):
     runtime = structs.runtime_at(context.runtime)
     callable_, args, nargsf = frame.callable, frame.args, frame.nargsf
     frame.array_count = 0
-    if status != structs.STATUS_ERROR and PyErr_Occurred() != 0:
+    if status != structs.STATUS_ERROR:
         c.PyErr_Clear()
     is_exported = status <= 0 and frame.export_count != 0 and context.device_type == CPU
     if is_exported:  # no producer is asked a second time

@@ -7,7 +7,7 @@ from typing import Any
 
 from .omitted import OMITTED
 
-__all__ = ["MAX_TUPLE_DEPTH", "Item", "Parameters", "find_item", "flatten", "item_of", "value_at"]
+__all__ = ["MAX_TUPLE_DEPTH", "Item", "Parameters", "find_item", "flatten", "item_of", "signature_of", "value_at"]
 
 MAX_TUPLE_DEPTH = 8
 """How deep tuples and lists may be nested for native code."""
@@ -60,11 +60,16 @@ def with_items(value, items: Iterable):
     return cls._make(items) if hasattr(cls, "_make") else (list if isinstance(value, list) else tuple)(items)
 
 
+def signature_of(function: Callable) -> inspect.Signature:
+    """The signature of the function itself, which Numba compiles, whatever it wraps."""
+    return inspect.signature(function, follow_wrapped=False)
+
+
 class Parameters:
     """A kernel's parameters. `outputs`: how many of the last ones are outputs, which may be omitted."""
 
     def __init__(self, py_func: Callable, outputs: int = 0):
-        parameters = list(inspect.signature(py_func, follow_wrapped=False).parameters.values())
+        parameters = list(signature_of(py_func).parameters.values())
         for parameter in parameters:
             if parameter.kind is parameter.VAR_KEYWORD:
                 raise TypeError(f"{py_func.__qualname__}(): Numba compiles no functions with {parameter}; name its parameters")

@@ -1,7 +1,6 @@
 """The kernels that compiled functions of JAX call: their names, and XLA's handler (``xla``), which finds them by these."""
 
 import hashlib
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from ..ground.numba_code import RUNS_THREADS, runs_python
 from ..ground.numba_internals import overloads_of
 from ..ground.omitted import OMITTED
 from ..ground.once import for_ever, forkable_lock, once
+from ..ground.parameters import signature_of
 from ..ground.passing import reraise_passing
 from ..ground.pythonapi import PyCapsule_New
 from . import xla
@@ -75,7 +75,7 @@ _named: dict[str, Any] = {}
 def _base_name(kernel) -> str:
     """A kernel's name without a number: its function's, and a digest of what it declares, and of the values of its closure."""
     function = kernel.py_func
-    declared: tuple[Any, ...] = list(inspect.signature(function).parameters), kernel.out, kernel.mutates, kernel.storage
+    declared: tuple[Any, ...] = list(signature_of(function).parameters), kernel.out, kernel.mutates, kernel.storage
     declared += (closure_of(function),)
     if kernel._by_xla is not None:
         declared += ("CUDA", str(getattr(kernel._launcher, "configuration", kernel.launch)))

@@ -1,7 +1,6 @@
 """Kernels that do nothing, to measure calls. They have another kernel's parameters and options."""
 
 import functools
-import inspect
 import keyword
 import math
 from typing import Any
@@ -13,6 +12,7 @@ from ..calls.kernel import FastKernel
 from ..calls.options import KernelOptions
 from ..exchange.convert import from_dlpack
 from ..ground.numba_internals import njit_as
+from ..ground.parameters import signature_of
 
 __all__ = ["empty_kernel", "function_of", "null_function", "null_kernel", "returning_null_kernel"]
 
@@ -26,7 +26,7 @@ def null_function(function, body: str = "pass", **names):
     """Make a function of Python with the parameters of `function`. `body`: may use the parameters and `names`."""
     listed: list[str] = []
     namespace: dict = dict(names)
-    parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
+    parameters = list(signature_of(function).parameters.values())
     kinds = [parameter.kind for parameter in parameters]
     for index, parameter in enumerate(parameters):
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.KEYWORD_ONLY not in kinds[:index]:
@@ -60,7 +60,7 @@ def returning_null_kernel(kernel: FastKernel, arguments: dict, result) -> FastKe
 
     Returns None for any other `result`. `arguments`: by parameter.
     """
-    taken = {*inspect.signature(kernel.py_func, follow_wrapped=False).parameters}
+    taken = {*signature_of(kernel.py_func).parameters}
     numpy_name = next(name for name in ("np", "numpy", *(f"np_{i}" for i in range(len(taken) + 1))) if name not in taken)
     expression = _like(result, {name: value for name, value in arguments.items() if name in taken}, numpy_name)
     names: dict[str, Any] = {numpy_name: np}

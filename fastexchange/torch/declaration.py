@@ -15,7 +15,6 @@ Source: ``torch/_functorch/_aot_autograd/autograd_cache.py``, ``torch/_inductor/
 """
 
 import hashlib
-import inspect
 import sys
 import uuid
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from typing import Any
 
 from ..calls import dependencies
 from ..calls.backward import is_function
+from ..ground.parameters import signature_of
 from .schema import Schema
 
 __all__ = ["code_of", "declaration_of", "forget_compiled", "forget_name", "show_in_name", "telling"]
@@ -49,7 +49,7 @@ def _kernel(kernel) -> tuple:
     if hasattr(kernel, "overload"):
         return _operator(kernel.overload)
     function = kernel.py_func
-    declared = str(inspect.signature(function)), kernel.out, kernel.mutates
+    declared = str(signature_of(function)), kernel.out, kernel.mutates
     return function.__module__, function.__qualname__, declared, dependencies.closure_of(function, _Describer)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from ..calls.options import declaring
 from ..ground.dlpack_types import DLDataType
 from ..ground.omitted import OMITTED
+from ..ground.parameters import signature_of
 from ..ground.safe_repr import is_type, shown
 from ..ground.shape_notation import Pattern, extents_of, shape_of
 from .odd_tensors import has_tangent
@@ -89,7 +90,7 @@ def schema_of(
     if are_outputs_given:
         tensors, mutates, outputs = tensors + outputs, [*mutates, *outputs], []
     arguments = []
-    for position, parameter in enumerate(inspect.signature(function, follow_wrapped=False).parameters.values()):
+    for position, parameter in enumerate(signature_of(function).parameters.values()):
         name = parameter.name
         if name in outputs:
             continue

@@ -44,11 +44,6 @@ def _as_computed(numba_type: Any, is_promoted: bool) -> Any:
     return computed_as(numba_type) if is_promoted or isinstance(numba_type, Half) else types.unliteral(numba_type)
 
 
-def _widened(numba_type: Any) -> Any:
-    """The type of ``wide(x)`` of an `x` that is no literal."""
-    return _as_computed(numba_type, False) if has_half(numba_type) else types.unliteral(numba_type)
-
-
 def called(function: Any, args, kws=()) -> str:
     """A call as text: the function's name, and the arguments' types."""
     module = getattr(function, "__module__", None) or "numpy"  # NumPy's ufuncs name none before 2.2
@@ -86,7 +81,7 @@ class _AsFloat32(AbstractTemplate):
         written = args[0] if self.key in _IN_PLACE else args[ufunc.nin] if len(args) > ufunc.nin else None
         is_loop = ufunc.nout == 1 and getattr(found.return_type, "ndim", 0) > 0
         if not is_loop:
-            found = self.context.resolve_function_type(self.key, tuple(map(_widened, args)), {})
+            found = self.context.resolve_function_type(self.key, tuple(_as_computed(each, False) for each in args), {})
         self._implementation = ufunc, _loop if is_loop else _no_loop
         taken = (types.float32 if isinstance(each, Half) else types.unliteral(each) for each in args)
         return signature(written or found.return_type, *taken)
