@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import sys
 import weakref
 
 import numba
@@ -59,6 +60,23 @@ def test_a_new_array_is_a_tensor_of_the_callers_framework(name):
         made = doubled(tensor)
         assert isinstance(made, cls) and elements(made) == (2 * array).tolist(), (type(made), call)
     assert from_dlpack(made).dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["numpy", *["torch"] * hasattr(torch and torch.Tensor, "__dlpack_c_exchange_api__")])
+def test_native_code_makes_tensors(name):
+    """Warm calls run no Python code where native code makes them."""
+    tensor = RETURNED[name][0](np.arange(6.0))
+    filled = fast_args(out="x[n] -> y[n]")(lambda x, y: y.fill(x[0]))
+    for kernel in (doubled, tail, itself, filled, fast_args(lambda x: ((x * 2, x.sum()), x[::2]))):
+        for _ in range(WARM):
+            kernel(tensor)
+        events = []
+        sys.setprofile(lambda frame, event, _: event == "call" and events.append(frame.f_code))  # noqa: B023
+        try:
+            kernel(tensor)
+        finally:
+            sys.setprofile(None)
+        assert not events, (kernel, events)
 
 
 def test_a_call_without_a_framework_makes_arrays():
