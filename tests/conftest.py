@@ -19,7 +19,7 @@ settings.register_profile("ci", _common, max_examples=30, derandomize=True)
 settings.register_profile("nightly", _common, max_examples=3500, derandomize=False, print_blob=True)
 settings.load_profile("ci")
 
-EXPECTED = "all tests take 5 minutes on two idle cores, three times that on a slow machine"
+EXPECTED = "all tests: 5 minutes on two idle cores, 9 in one process; three times that on a slow machine"
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
 
@@ -32,12 +32,6 @@ def pytest_cmdline_main(config):
         return
     if getattr(option, "numprocesses", 0) is None and all(map(os.path.isdir, config.args)) and not option.collectonly:
         option.numprocesses, option.dist = "auto", "worksteal"
-
-
-def pytest_report_header(config):
-    if getattr(config.option, "numprocesses", 0):
-        return EXPECTED
-    return None
 
 
 _seconds: collections.Counter[str] = collections.Counter()
@@ -55,7 +49,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_sessionstart(session):
-    """Compile the package's native code, unless it is cached: programs under test would say on stderr that they do."""
+    """Say how long it takes; compile the package's native code, unless it is cached: programs under test would say they do."""
     program = """
 import sys
 from fastexchange._native_build import native_code
@@ -63,9 +57,13 @@ from fastexchange._native_build import native_code
 for each in list(native_code())[:: int(sys.argv[1])]:
     getattr(each, "address", 0)
 """
-    if not session.config.option.collectonly and not hasattr(session.config, "workerinput"):
-        orders = [subprocess.Popen([sys.executable, "-c", program, step]) for step in ("1", "-1")]  # they meet in the middle
-        assert [each.wait() for each in orders] == [0, 0]
+    config = session.config
+    if not config.option.collectonly and not hasattr(config, "workerinput"):
+        if config.args == config.getini("testpaths") and config.option.markexpr == "not slow and not nightly":
+            config.pluginmanager.get_plugin("terminalreporter").write_line(EXPECTED)
+        first = subprocess.Popen([sys.executable, "-c", program, "1"])
+        second = subprocess.Popen([sys.executable, "-c", program, "-1"], stderr=subprocess.DEVNULL)  # they meet in the middle
+        assert [first.wait(), second.wait()] == [0, 0]
 
 
 @pytest.fixture(params=FRAMEWORKS, ids=str)

@@ -1,7 +1,7 @@
 """Random tensors of every framework on every path, against plain ``@njit``; random bytes, against a model in Python.
 
-    python -m pytest -m slow tests/exchange/test_fuzz.py                                 # a few hundred examples, always the same
-    python -m pytest -m slow tests/exchange/test_fuzz.py --hypothesis-profile=nightly    # more than 50,000
+    pytest -m "not nightly" tests/exchange/test_fuzz.py                                 # a few hundred examples, always the same
+    pytest -m "not nightly" tests/exchange/test_fuzz.py --hypothesis-profile=nightly    # more than 50,000
 
 What fails is printed as a case, for example ``OneTensor(...)``, which ``check_one_tensor`` checks by itself: that is to become
 a test with a name. Should the process crash, its case is among the temporary files, in ``fastexchange-fuzz-<user id>.txt``.
@@ -40,8 +40,6 @@ from test_hostile_tables import OURS, REQUIRED, check_ends, held
 from fastexchange import FastKernel, exchange_api, fast_args
 
 assert no_violations  # a fixture
-pytestmark = pytest.mark.slow
-
 EXAMPLES = settings.default.max_examples
 """The profile's share of examples; each fuzzer takes some of them."""
 IS_NIGHTLY = EXAMPLES > 1000
@@ -223,6 +221,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES, ids=BY_NAME)
 @pytest.mark.parametrize(("calls", "shares"), GROUPS.values(), ids=GROUPS)
 def test_one_tensor(calls, shares, source):

@@ -31,7 +31,6 @@ if torch is None:
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-pytestmark = pytest.mark.slow
 each_locking = pytest.mark.parametrize("nogil", [False, True], ids=["with the GIL", "without the GIL"])
 REFUSED = (BufferError, RuntimeError, ValueError, TypeError)
 
@@ -173,6 +172,7 @@ def check_change(kernel, place, when, action, armed_at):
         assert got == after
 
 
+@pytest.mark.slow
 @each_locking
 @pytest.mark.parametrize("action", ACTIONS)
 def test_no_argument_is_changed_behind_the_guard(action, nogil):

@@ -303,7 +303,6 @@ for _ in range(10):
 ends = ends_of(AT_THE_END, {name: f"{act}\nprint('end of the script')" for name, (act, _) in ENDS.items()})
 
 
-@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("when", ENDS)
 def test_the_end_of_the_process(when, ends):

@@ -361,7 +361,6 @@ assert place(new(big)) == place(big) and new(big)[0] == 2
 """
 
 
-@pytest.mark.slow
 def test_several_devices():
     fork_python(DEVICES, XLA_FLAGS="--xla_force_host_platform_device_count=2")
 
