@@ -257,10 +257,12 @@ def test_what_the_driver_reports_of_parameters(package, code, said):
     assert run_package(code, package) == said
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package):
     run_package(_ODD_INTERPRETER, package)
 
 
+@pytest.mark.slow
 @needs_fork
 def test_after_a_fork(package):
     assert run_package(_FORK, package) == "[True, True, True, True] 2\n5\n"
