@@ -46,19 +46,6 @@ IS_NIGHTLY = EXAMPLES > 1000
 LAST = Path(tempfile.gettempdir(), f"fastexchange-fuzz-{os.getuid()}.txt")
 
 
-def fuzz(strategy: st.SearchStrategy, check: Callable, shares: float) -> None:
-    """Check that many of the profile's shares of examples; each is left for whoever looks after a crash."""
-
-    def noted(case):
-        LAST.write_text(f"{case!r}\n")
-        check(case)
-
-    settings(max_examples=math.ceil(shares * EXAMPLES))(given(strategy)(noted))()
-
-
-NUMBERS = tuple(name for name in frameworks.NUMPY_DTYPES if name != "f2")  # which Numba hardly compiles on a CPU
-
-
 @dataclass(frozen=True)
 class Source:
     """A kind of tensor: how one is made of an array, what plain Numba takes in its place, and of which arrays there are some."""
@@ -95,6 +82,47 @@ SOURCES = [
     Source("wrapper", lambda array: Wrapper(Tabled(array))),
 ]  # fmt: skip
 BY_NAME = {source.name: source for source in SOURCES}
+PATHS = ("first call", "cached call", "keywords", "another tensor's cached call")
+GROUPS = {
+    # name: (what is drawn for a source, shares of the examples)
+    "one tensor": (lambda source: calls_with_one(source, tuple(READERS)), 6),
+    # one of the same type, dtype and rank, but not the same layout
+    PATHS[-1]: (lambda source: calls_with_one(source, ("look",), range(4), PATHS[-1:]), 2),
+    "writing": (lambda source: calls_with_one(source, ("rotate",)), 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES, ids=BY_NAME)
+@pytest.mark.parametrize(("calls", "shares"), GROUPS.values(), ids=GROUPS)
+def test_one_tensor(calls, shares, source):
+    fuzz(calls(source), check_one_tensor, shares / len(SOURCES))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=BY_NAME)
+def test_each_source_by_each_path(source):
+    """Whatever examples are drawn; and what is called a cached call is one."""
+    kind = kinds(source, NUMBERS, range(6))[0]
+    shape = (3,) * kind.ndim
+    strides = tuple(fuzzing.compact(shape, np.dtype(kind.dtype).itemsize, "C"))
+    spec = Spec(kind.dtype, shape, strides, readonly=kind.readonly)
+    kernel, tensor = new_kernel(KERNELS["look"]), source.make(spec.build()[0])
+    for path in PATHS:
+        for name in (*READERS, "rotate"):
+            check_one_tensor(OneTensor(source.name, name, path, spec, spec))
+    kernel(tensor)
+    assert is_fast(kernel, tensor)
+
+
+# ---- how one tensor is drawn, and checked ----------------------------------------------------------------------------
+def fuzz(strategy: st.SearchStrategy, check: Callable, shares: float) -> None:
+    """Check that many of the profile's shares of examples; each is left for whoever looks after a crash."""
+
+    def noted(case):
+        LAST.write_text(f"{case!r}\n")
+        check(case)
+
+    settings(max_examples=math.ceil(shares * EXAMPLES))(given(strategy)(noted))()
 
 
 def first(x):
@@ -120,8 +148,6 @@ READERS = {function.__name__: fast_args(function) for function in (fuzzing.look,
 READERS |= {"look, nogil": fast_args(fuzzing.look, nogil=True), "keep": fast_args(keep, returns=np.ndarray)}
 KERNELS = READERS | {"rotate": fast_args(rotate)}
 
-PATHS = ("first call", "cached call", "keywords", "another tensor's cached call")
-
 
 def make_call(kernel: FastKernel, path: str, arguments: tuple, rehearsal: tuple):
     """The call that a path ends with, not made yet. `rehearsal`: the arguments of the call that makes a cache entry."""
@@ -145,7 +171,7 @@ def is_same(got, want) -> bool:
     return repr(got) == repr(want)
 
 
-# ---- one tensor ------------------------------------------------------------------------------------------------------
+NUMBERS = tuple(name for name in frameworks.NUMPY_DTYPES if name != "f2")  # which Numba hardly compiles on a CPU
 FEW = ("f8", "i2", "c8", "?")
 """The dtypes of most tests. With all, most of the time would go into compiling."""
 KINDS_IN_CI = (("f8", 1), ("i2", 2), ("c8", 3), ("?", 0), ("f4", 5), ("f4", 1), ("u1", 1))
@@ -210,37 +236,6 @@ def check_one_tensor(case: OneTensor) -> None:
         if ledger.out:
             gc.collect()
         ledger.check(ledger.made)
-
-
-GROUPS = {
-    # name: (what is drawn for a source, shares of the examples)
-    "one tensor": (lambda source: calls_with_one(source, tuple(READERS)), 6),
-    # one of the same type, dtype and rank, but not the same layout
-    PATHS[-1]: (lambda source: calls_with_one(source, ("look",), range(4), PATHS[-1:]), 2),
-    "writing": (lambda source: calls_with_one(source, ("rotate",)), 2),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", SOURCES, ids=BY_NAME)
-@pytest.mark.parametrize(("calls", "shares"), GROUPS.values(), ids=GROUPS)
-def test_one_tensor(calls, shares, source):
-    fuzz(calls(source), check_one_tensor, shares / len(SOURCES))
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=BY_NAME)
-def test_each_source_by_each_path(source):
-    """Whatever examples are drawn; and what is called a cached call is one."""
-    kind = kinds(source, NUMBERS, range(6))[0]
-    shape = (3,) * kind.ndim
-    strides = tuple(fuzzing.compact(shape, np.dtype(kind.dtype).itemsize, "C"))
-    spec = Spec(kind.dtype, shape, strides, readonly=kind.readonly)
-    kernel, tensor = new_kernel(KERNELS["look"]), source.make(spec.build()[0])
-    for path in PATHS:
-        for name in (*READERS, "rotate"):
-            check_one_tensor(OneTensor(source.name, name, path, spec, spec))
-    kernel(tensor)
-    assert is_fast(kernel, tensor)
 
 
 # ---- random bytes ----------------------------------------------------------------------------------------------------
