@@ -29,8 +29,6 @@ from hostile_ways import (  # isort: skip
 from fastexchange import explain, fast_args
 
 assert no_violations  # a fixture
-
-
 EXPORTED_INSTEAD = {"raises BufferError", "raises Mute", "an exception of another type than its value"}
 """Of a tensor whose view is refused so, the export is taken: test_hostile_actions.py."""
 PLAINLY = {name: way for name, way in EVERYTHING.items() if name in CONVERSIONS or name in (
