@@ -36,7 +36,8 @@ def _table_in(capsule, notes: list[str], attribute: str = EXCHANGE_ATTRIBUTE):
     elif type(capsule) is CapsuleType and PyCapsule_IsValid(capsule, CAPSULE_NAME):
         header = ffi.cast("DLPackExchangeAPIHeader *", PyCapsule_GetPointer(capsule, CAPSULE_NAME))
     else:
-        notes.append(f"its {attribute} is {shown(capsule)}, not a PyCapsule named {CAPSULE_NAME.decode()!r}")
+        kind = "a PyCapsule of another name" if type(capsule) is CapsuleType else shown(capsule)
+        notes.append(f"its {attribute} is {kind}, not a PyCapsule named {CAPSULE_NAME.decode()!r}")
         return None
     newest = f"{header.version.major}.{header.version.minor}"
     for _ in range(MAX_TABLES):

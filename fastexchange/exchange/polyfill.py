@@ -68,7 +68,7 @@ def exchange_api(cls: type, /):
     if own is not None:
         return own.capsule if type(own.capsule) is CapsuleType else _capsule_of(own.table)
     found = discover(cls)
-    notes += [note for note in found.notes if note not in notes]
+    notes += [note for note in found.notes[:-1] if note not in notes]  # the last is about kernels
     overrides = getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__
     if found.kind is NDARRAY and not overrides:
         capsule = _numpy_capsule()
@@ -78,7 +78,7 @@ def exchange_api(cls: type, /):
     elif (overrides or not issubclass(cls, np.ndarray)) and callable(getattr(cls, "__dlpack__", None)):
         return _dunder_capsule()
     reasons = "; ".join(notes) or f"it has neither {EXCHANGE_ATTRIBUTE} nor __dlpack__"
-    raise TypeError(f"type {type_name(cls)} has no exchange table: {reasons}")
+    raise TypeError(f"exchange_api(): type {type_name(cls)} has no exchange table that can be used: {reasons}")
 
 
 def polyfill(cls: type, /) -> None:
@@ -103,18 +103,19 @@ def polyfill(cls: type, /) -> None:
     if DISABLED:
         return
     if cls is not np.ndarray:
-        raise TypeError(f"only numpy.ndarray can be given an exchange table, not {shown(cls)}")
+        raise TypeError(f"polyfill(): only numpy.ndarray can be given an exchange table, not {shown(cls)}")
     capsule = _numpy_capsule()
     if capsule is None:
         raise TypeError(
-            "numpy.ndarray cannot be given an exchange table: its arrays, or CPython's objects, are not laid out as expected"
+            "polyfill(): numpy.ndarray cannot be given an exchange table: its arrays, or CPython's objects, are not laid out as "
+            "expected"
         )
     with _lock:
         if cls in _polyfilled:
             return
         namespace = _namespace(cls)
         if EXCHANGE_ATTRIBUTE in namespace:
-            raise ValueError(f"{type_name(cls)} already has an exchange table of its own")
+            raise ValueError(f"polyfill(): {type_name(cls)} already has an exchange table of its own")
         namespace[EXCHANGE_ATTRIBUTE] = capsule
         _polyfilled.add(cls)
         PyType_Modified(cls)
@@ -126,7 +127,7 @@ def unpolyfill(cls: type, /) -> None:
         if DISABLED:
             return
         if not is_type(cls) or cls not in _polyfilled:
-            raise ValueError(f"{shown(cls)} is not polyfilled")
+            raise ValueError(f"unpolyfill(): {shown(cls)} is not polyfilled")
         _polyfilled.remove(cls)
         namespace = _namespace(cls)
         if namespace.get(EXCHANGE_ATTRIBUTE) is _numpy_capsule():  # otherwise another library has set it since
