@@ -340,7 +340,7 @@ def test_a_target_that_fails(act, error, said):
         tensor.ledger.check(tensor.ledger.made)
 
 
-# ---- the matrix in the README ------------------------------------------------------------------------------------------
+# ---- the table in the documentation ------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("way", matrix.WAYS)
 @pytest.mark.parametrize("producer", matrix.PRODUCERS)
@@ -353,8 +353,8 @@ def test_every_tensor_goes_in(producer, way):
 
 
 @pytest.mark.slow
-def test_the_table_in_the_readme_is_the_one_that_is_made():
+def test_the_table_in_the_documentation_is_the_one_that_is_made():
     if sys.version_info[:2] != (3, 11) or [*matrix.ALL_PRODUCERS, *matrix.ALL_WAYS] != [*matrix.PRODUCERS, *matrix.WAYS]:
         pytest.skip("the table is of Python 3.11 with all frameworks")
-    written = matrix.README.read_text().split(matrix.BEGIN)[1].split(matrix.END)[0]
+    written = matrix.DOCUMENT.read_text().split(matrix.BEGIN)[1].split(matrix.END)[0]
     assert matrix.table() == written, "python tests/interoperability.py --write"

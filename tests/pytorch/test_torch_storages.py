@@ -183,33 +183,36 @@ def test_an_exception_survives_the_end_of_a_storage_that_only_the_call_still_hel
 
 
 @fast_args(parallel=True)
-def rounds(x, count):
-    s = 0.0
-    for _ in range(count):
+def mean_of_sums(x, is_inside, may_end):
+    """The last sum begins after `may_end` is set. NaN if that is not set within 300,000 of them."""
+    is_inside[0], s, count, is_last = 1, 0.0, 0, 0
+    while is_last == 0 and count < 300_000:
+        is_last, count = may_end[0], count + 1
         for i in numba.prange(x.shape[0]):
             s += x[i]
-    return s
+    return s / count if is_last else np.nan
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("act", ["set_", "resize_"])
 def test_parallel_loops_hold_what_they_read(act):
     """Numba gives up the GIL for as long as one takes."""
-    rounds(torch.ones(3), 1)
-    tensor, outcome, took = torch.ones(100_000), [], time.perf_counter()
-    rounds(tensor, 100)
-    count = 100 * max(1, int(0.3 / (time.perf_counter() - took)))
+    tensor, is_inside, may_end, junk = torch.ones(100_000), np.zeros(1), np.ones(1), []
+    assert mean_of_sums(torch.ones(3), is_inside, may_end) == 3.0
+    is_inside[0] = may_end[0] = 0
 
     def meanwhile():
+        while not is_inside[0]:
+            time.sleep(0.001)
         with contextlib.suppress(RuntimeError):  # not resizable
             ACTS[act](tensor)
-        outcome.append([torch.full((100_000,), 7.0) for _ in range(20)])
+        junk.extend(torch.full((100_000,), 7.0) for _ in range(20))
+        may_end[0] = 1
 
-    other = threading.Timer(0.05, meanwhile)
+    other = threading.Thread(target=meanwhile, daemon=True)
     other.start()
-    assert rounds(tensor, count) == 100_000.0 * count
+    assert mean_of_sums(tensor, is_inside, may_end) == 100_000.0
     other.join()
-    assert outcome
 
 
 def test_results_that_python_helps_to_box_hold_nothing():
