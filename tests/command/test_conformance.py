@@ -1,18 +1,16 @@
 """``conformance``: tables that are right, and what it says of tables that are not."""
 
 import re
-import shutil
 import subprocess
 import sysconfig
 
 import pytest
 from frameworks import torch
 from nights import at_night
-from shell import ROOT, run
+from shell import COMPILER, ROOT, run
 
 from fastexchange.ground.dlpack import CDEF
 
-COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 TABLES = """
 import ctypes, os, time
 import numba

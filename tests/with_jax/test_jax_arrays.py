@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from children import at_once, switch_interval
 from forked import fork_python
-from frameworks import jax_with_64_bits, refused, torch
+from frameworks import jax_with_64_bits, torch
 from interpreter import run_python
 from numba import njit, types
 from numba.core.errors import TypingError
 from oracle import is_same, new_kernel, references_kept
+from raising import check_raises
 from scale_kernels import elementwise
 
 from fastexchange import explain, fast_args, from_dlpack
@@ -61,10 +62,10 @@ def test_elements_that_jax_does_not_export(dtype):
     x = jnp.ones(3, dtype)
     why = rf"argument 'x' \(position 0\).* cannot be .* elements, {dtype}: .*; convert the array to a wider type"
     for value in x, (x,), [x]:
-        refused(BufferError, why, total, value)
+        check_raises(BufferError, why, total, value)
         assert "refused with BufferError" in total.explain(value).outcome
     for function in from_dlpack, fast_args(seen.py_func, nogil=True):
-        refused(BufferError, dtype, function, x)
+        check_raises(BufferError, dtype, function, x)
 
 
 def test_native_code_reads_each_new_array():
@@ -138,7 +139,7 @@ def test_deleted_and_donated_arrays_are_refused_as_by_jax(options, dtype):
     deleted.delete()
     heir = give(donated)
     for array in (deleted, donated):
-        refused(RuntimeError, r"argument 'x' \(position 0\) .*Array has been deleted with shape=\w+\[4\]", kernel, array)
+        check_raises(RuntimeError, r"argument 'x' \(position 0\) .*Array has been deleted with shape=\w+\[4\]", kernel, array)
     assert kernel(heir)[0] == 8
 
 
@@ -291,7 +292,7 @@ def test_ctrl_c_while_an_array_is_exported(monkeypatch):
     name = "__dlpack__" if is_only_thread() else "addressable_data"
     own = getattr(type(array), name)
     monkeypatch.setattr(type(array), name, interrupted_once)
-    refused(KeyboardInterrupt, "^$", total, array)
+    check_raises(KeyboardInterrupt, "^$", total, array)
     assert total(array)[0] == 3
 
 
@@ -301,7 +302,7 @@ def test_outputs_that_jax_cannot_make_leave_nothing(monkeypatch):
     with references_kept(one), monkeypatch.context() as patch:
         patch.setattr(type(framework_of(one)), "tensor_of", lambda self, array, is_new, like: 1 / 0)
         for _ in range(3):
-            refused(ZeroDivisionError, "division", added, one, one)
+            check_raises(ZeroDivisionError, "division", added, one, one)
     assert added(one, one)[0].tolist() == [2, 2, 2]
 
 
@@ -309,7 +310,7 @@ def test_an_error_of_jax_names_the_argument_also_of_kernels_with_outputs():
     one, two = jnp.ones(3), jnp.ones(3)
     added(one, two)
     two.delete()
-    refused(RuntimeError, r"^added\(\): argument '\w+' \(position 1\) cannot be passed .*deleted", added, one, two)
+    check_raises(RuntimeError, r"^added\(\): argument '\w+' \(position 1\) cannot be passed .*deleted", added, one, two)
 
 
 @pytest.mark.parametrize("is_wide", [False, True])
@@ -337,7 +338,7 @@ def test_arrays_are_readonly():
         "for these argument types. It says:": (fast_args(lambda x: misspelt[0]), x),  # noqa: F821
     }
     for words, call in said.items():
-        refused(TypingError, rf"\A.*{words}", *call)
+        check_raises(TypingError, rf"\A.*{words}", *call)
 
 
 def test_threads():
