@@ -50,7 +50,7 @@ def test_it_is_refused_in_plain_njit_and_in_functions_that_kernels_call():
     inner = numba.njit(lambda x: np.argmin(x))
     for function in (inner, fast_args(lambda x: inner(x))):
         error = TypeError if function is inner else TypingError
-        check_raises(error, r"np\.argmin\(array\(bfloat16, 1d, C\)\) is not", function, array_of(BFLOAT16, *VALUES))
+        check_raises((error,), r"np\.argmin\(array\(bfloat16, 1d, C\)\) is not", function, array_of(BFLOAT16, *VALUES))
     assert fast_args(lambda x: inner(x.astype(np.float32)))(array_of(BFLOAT16, *VALUES)) == np.argmin(VALUES)
 
 
