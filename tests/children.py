@@ -32,7 +32,10 @@ def in_fork(work) -> int:
 
 
 def at_once(*works, repeated=()) -> None:
-    """Each of `works` in a thread, and each of `repeated` in one that does it until those have ended; nothing is raised."""
+    """Each of `works` in a thread, and each of `repeated` in one that does it until those have ended; nothing is raised.
+
+    They start at once, and take turns quickly.
+    """
     start, stop, errors = threading.Barrier(len(works) + len(repeated)), threading.Event(), []
 
     def run(work, again: bool):
@@ -46,24 +49,34 @@ def at_once(*works, repeated=()) -> None:
 
     rows = [(work, False) for work in works] + [(work, True) for work in repeated]
     threads = [threading.Thread(target=run, args=row, daemon=True) for row in rows]
-    for thread in threads:
-        thread.start()
-    for thread in threads[: len(works)]:
-        thread.join(SECONDS)
-    stop.set()
-    for thread in threads:
-        thread.join(SECONDS)
+    with switch_interval(min(1e-5, sys.getswitchinterval())):
+        for thread in threads:
+            thread.start()
+        for thread in threads[: len(works)]:
+            thread.join(SECONDS)
+        stop.set()
+        for thread in threads:
+            thread.join(SECONDS)
     assert not any(thread.is_alive() for thread in threads), "a thread is stuck"
     assert not errors, "\n".join(errors)
+
+
+@contextlib.contextmanager
+def switch_interval(seconds: float):
+    """A thread that runs Python code keeps the GIL for so long in the block, if others want it."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.fixture
 def switching():
     """Threads take turns after a microsecond."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+    with switch_interval(1e-6):
+        yield
 
 
 @contextlib.contextmanager

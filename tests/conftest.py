@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import numba
 import pytest
 from frameworks import FRAMEWORKS, Framework
 from hypothesis import HealthCheck, settings
@@ -98,6 +99,13 @@ def _quick_collections(_collections_from_time_to_time):
     """Garbage collection looks at what a test makes, not at all that compiler, frameworks and other tests made before."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder that kernels are kept in meanwhile; it is empty."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    return tmp_path
 
 
 @pytest.fixture

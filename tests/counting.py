@@ -133,6 +133,7 @@ def kept(*things):
 
 
 def end_of(call, *arguments, **keywords):
+    """What a call returns, or the type and the text of the exception that it raises."""
     try:
         return call(*arguments, **keywords)
     except BaseException as error:

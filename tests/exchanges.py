@@ -11,9 +11,7 @@ import mmap
 import pickle
 import sys
 import textwrap
-import threading
 import time
-from concurrent import futures
 
 import numpy as np
 import pytest
@@ -238,7 +236,7 @@ def exporter(tensor):
     return Given(functools.partial(to_dlpack, tensor))
 
 
-versioned = functools.partial(to_dlpack, max_version=(1, 0))
+to_versioned = functools.partial(to_dlpack, max_version=(1, 0))
 
 
 def by_its_table(x):
@@ -252,8 +250,8 @@ FROM_AND_TO = {
     "from_dlpack": from_dlpack,
     "from_dlpack, keywords": lambda x: from_dlpack(x, dtype=None, copy=None),
     "from_dlpack to the CPU": lambda x: from_dlpack(x, device="cpu"),
-    "to_dlpack": versioned,
-    "to_dlpack, a copy": lambda x: versioned(x, copy=True),
+    "to_dlpack": to_versioned,
+    "to_dlpack, a copy": lambda x: to_versioned(x, copy=True),
 }
 CALLS = {
     **FROM_AND_TO,
@@ -267,7 +265,7 @@ FORMS = ({}, {}, {"copy": None}, {"copy": False})
 """Options of a call that Python code makes first, where it has to learn something, then native code, then Python code."""
 
 
-def end_of(call, *arguments, **keywords):
+def result_or_exception(call, *arguments, **keywords):
     """What a call returns, or the exception that it raises, whose frames are let go of."""
     try:
         return call(*arguments, **keywords)
@@ -285,17 +283,6 @@ def eventually(condition) -> bool:
             gc.collect()
         time.sleep(0.005)
     return False
-
-
-def together(count: int, work) -> None:
-    """Run ``work(i)`` in `count` threads that start at once and take turns quickly. What any of them raises is raised."""
-    barrier, interval = threading.Barrier(count), sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with futures.ThreadPoolExecutor(count) as pool:
-            list(pool.map(lambda i: (barrier.wait(), work(i)), range(count)))
-    finally:
-        sys.setswitchinterval(interval)
 
 
 # ---- processes of their own -------------------------------------------------------------------------------------------

@@ -129,12 +129,6 @@ each_mutable_framework = pytest.mark.parametrize("framework", [each for each in 
 """Those whose tensors a kernel may write to."""
 
 
-def refused(kinds, words: str, call, /, *arguments, **keywords) -> None:
-    """A call raises an exception of these kinds, in whose text these words are found."""
-    with pytest.raises(kinds, match=words):
-        call(*arguments, **keywords)
-
-
 def jax_with_64_bits(is_wide: bool = True):
     """Context manager: whether JAX has numbers of 64 bits. Before version 0.8 it has it elsewhere."""
     import jax

@@ -32,7 +32,7 @@ def optional(module: str):
 
 
 jax, pyarrow, ml_dtypes = map(optional, ("jax", "pyarrow", "ml_dtypes"))
-README = Path(__file__).parents[1] / "docs" / "reference" / "conversions.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "reference" / "conversions.md"
 BEGIN, END = "<!-- interoperability: begin -->\n", "<!-- interoperability: end -->\n"
 DTYPES = NUMPY_DTYPES if ml_dtypes is None else (*NUMPY_DTYPES, "bfloat16")
 
@@ -261,6 +261,6 @@ if __name__ == "__main__":
     made = table()
     print(made)
     if "--write" in sys.argv[1:]:
-        text = README.read_text()
+        text = DOCUMENT.read_text()
         head, rest = text.split(BEGIN)
-        README.write_text(head + BEGIN + made + END + rest.split(END)[1])
+        DOCUMENT.write_text(head + BEGIN + made + END + rest.split(END)[1])

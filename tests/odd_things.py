@@ -6,7 +6,7 @@ import mmap
 import sys
 
 import numpy as np
-from exchanges import ATTRIBUTE, OLDER, SWAPPED, BySlot, Given, versioned
+from exchanges import ATTRIBUTE, OLDER, SWAPPED, BySlot, Given, to_versioned
 from hostile_producers import raising
 from interoperability import Wrapper, ml_dtypes, optional
 from made_producers import Legacy, Tabled, address_of, capsule, exchange_table, tabled_type
@@ -53,7 +53,7 @@ def released(reader):
 
 
 def consumed():
-    capsule = versioned(np.arange(4.0))
+    capsule = to_versioned(np.arange(4.0))
     from_dlpack(Given(capsule))
     return capsule
 

@@ -57,7 +57,7 @@ class Protocol:
 Pair = collections.namedtuple("Pair", "a b")
 
 
-def raises(call, *words: str) -> bool:
+def is_type_error(call, *words: str) -> bool:
     try:
         call()
     except TypeError as error:
@@ -141,7 +141,8 @@ def check(is_compiled: bool = True):
     x.__setstate__(np.ones(5).__reduce__()[2])  # it follows what becomes of a tensor
     assert launch.rebind(y=np.zeros(5))().tolist() == [2.0] * 5
     for wrong in (lambda: launch(1.0), lambda: launch.rebind(b=z), lambda: axpy.bind(1.0), lambda: pickle.dumps(launch)):
-        assert raises(wrong)
+        assert is_type_error(wrong)
     assert made.rebind(x=np.arange(3.0), y=None)() is made() is made.arguments[1] and made().tolist() == [0.0, 2.0, 4.0]
-    assert raises(lambda: kernel(2.0), "missing 2 required") and raises(lambda: twice(object()), "argument 'x' (position 0)")
+    assert is_type_error(lambda: kernel(2.0), "missing 2 required")
+    assert is_type_error(lambda: twice(object()), "argument 'x' (position 0)")
     return kernel, length

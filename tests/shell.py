@@ -1,8 +1,9 @@
-"""``python -m fastexchange`` in new processes or in this one, and modules that look missing or broken to new ones."""
+"""``python -m fastexchange`` in new processes or in this one; modules that look missing or broken to new ones; the C compiler."""
 
 import contextlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import fastexchange
 from fastexchange.__main__ import main
 
 ROOT = Path(fastexchange.__file__).resolve().parents[1]
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def run(*arguments: str, path: Path | None = None, **environment: str) -> subprocess.CompletedProcess:

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
-import numba
 import numpy as np
 import pytest
 from forked import fork_python
@@ -383,8 +382,7 @@ def test_a_kernel_that_belongs_to_no_file_is_not_kept():
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_code_that_is_at_hand_is_explained(tmp_path, monkeypatch, is_kept):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+def test_code_that_is_at_hand_is_explained(cache, is_kept):
     arguments = np.ones(3), 2
 
     def product(x, y):
@@ -403,6 +401,6 @@ def test_code_that_is_at_hand_is_explained(tmp_path, monkeypatch, is_kept):
     assert not second.overloads and not second.stats.cache_hits and not second.stats.cache_misses
     second(*arguments)
     assert sum(second.stats.cache_hits.values()) == is_kept
-    for file in files(tmp_path):
+    for file in files(cache):
         file.write_bytes(file.read_bytes()[:-1])  # is not believed
     assert how(fast_args(product, cache=is_kept)) == "compiles"

@@ -380,12 +380,6 @@ def test_code_that_cannot_be_carried():
 
 
 # ---- kernels that are kept on disk, too --------------------------------------------------------------------------------
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    return tmp_path
-
-
 def test_caching_on_disk_beside_received_code(scaled, cache):
     """There is none where the receiver has no source file."""
     other = received(scaled)

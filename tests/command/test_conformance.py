@@ -1,18 +1,16 @@
 """``conformance``: tables that are right, and what it says of tables that are not."""
 
 import re
-import shutil
 import subprocess
 import sysconfig
 
 import pytest
 from frameworks import torch
 from nights import at_night
-from shell import ROOT, run
+from shell import COMPILER, ROOT, run
 
 from fastexchange.ground.dlpack import CDEF
 
-COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 WRONG = {
     "leaks": "exports hold the tensor and let it go: a hundred exports and their deleters leave +100 references to the tensor",
     "without_strides": "managed_tensor_from_py_object_no_sync: its strides are NULL",

@@ -120,7 +120,7 @@ KILLED = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_DFL); os.k
 OURS = {  # a module in place of JAX: its code, the status of the lines, and words of the last
     "what is late, after what was found before": (
         "import time\n__version__ = '9'\ndef __getattr__(name):\n    time.sleep(600)", "ok unknown",
-        "not done after 8 seconds, after jax; this machine may be busy, or its disk slow",
+        "not done after {} seconds, after jax; this machine may be busy, or its disk slow",
     ),
     **{f"a process killed from outside, by {name},": (KILLED.format(name), "unknown", f"it was ended by {name}, ")
        for name in ("SIGTERM", "SIGXCPU")},
@@ -135,13 +135,14 @@ OURS = {  # a module in place of JAX: its code, the status of the lines, and wor
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if "late" in name else ()) for name in OURS])
 def test_what_a_process_that_fails_says(name, tmp_path, monkeypatch):
     code, statuses, words = OURS[name]
-    seconds = 8 if "late" in name else 100
     (tmp_path / "jax.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{doctor.Path(doctor.package_file).parents[1]}")
-    found = doctor._probed("jax", seconds)
+    for seconds in (4, 20, 100) if "late" in name else (100,):
+        if len(found := doctor._probed("jax", seconds)) > 1:  # it came to what is late: a busy machine may take more
+            break
     assert " ".join(line.status for line in found) == statuses
     line = found[-1]
-    assert line.section == "frameworks" and words in line.text
+    assert line.section == "frameworks" and words.format(seconds) in line.text
     if line.status == "unknown":
         assert "install" not in line.advice and "trusted" not in line.advice
     if "late" in name:

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import pytest
 from counting import scene
-from exchanges import CALLS, CONVERSIONS, SOURCES, SWAPPED, counted, end_of
+from exchanges import CALLS, CONVERSIONS, SOURCES, SWAPPED, counted, result_or_exception
 from interoperability import optional, pyarrow
 from made_producers import Dunder, is_held
 from oracle import check_same_as_njit, numbas, references_kept, type_and_message
@@ -88,7 +88,7 @@ WRITTEN = ("bytearray", "memoryview", "array d", "mmap", "backwards", "ctypes d"
 def test_a_buffer_is_to_a_kernel_what_it_is_to_njit(name):
     thing = BUFFERS[name]()
     want = np.asarray(memoryview(thing))
-    is_typed = not isinstance(end_of(numba.typeof, thing), Exception)
+    is_typed = not isinstance(result_or_exception(numba.typeof, thing), Exception)
     with references_kept(*[thing] * (thing != b"")):  # there is one of those
         if want.ndim != 1 or not want.size:
             if want.ndim in KERNELS:
@@ -172,7 +172,7 @@ def test_a_buffer_is_released_however_a_call_ends(holder):
     for kernel, error in ENDS * 2:
         argument = holder(thing)
         for others, wanted in (((1.0,), error), *(((each,), BufferError) for each in refused), ((1, 2), TypeError)):
-            end = end_of(kernel, argument, *others)
+            end = result_or_exception(kernel, argument, *others)
             assert end == 1 if wanted is None else isinstance(end, wanted), end
             del end
         argument.release()
@@ -197,7 +197,7 @@ def test_a_buffer_is_held_while_the_kernel_runs(nogil):
 
 def ended(kernel, *arguments) -> tuple:
     """What it returns, or the exception's type and text, but for a line of ours before Numba's words."""
-    end = end_of(kernel, *arguments)
+    end = result_or_exception(kernel, *arguments)
     if isinstance(end, Exception):
         return type(end), type(end) is SystemError or str(end).rpartition(" It says:\n")[2]  # that names the function called
     return type(end), end

@@ -2,13 +2,13 @@
 
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import cffi
 import pytest
+from shell import COMPILER
 
 import fastexchange
 from fastexchange import _abi_build
@@ -24,9 +24,6 @@ def headers():
             header = Path(spec.origin).parent / path
             if header.exists() and "DLPackExchangeAPI" in header.read_text():  # PyTorch before 2.10 has an older one
                 yield pytest.param(header, id=package)
-
-
-COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def compiled(text: str, *options: str) -> str:

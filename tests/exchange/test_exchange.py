@@ -18,11 +18,12 @@ from exchanges import (  # isort: skip
     exported, needs_the_attribute_free, table_in,
 )
 from forked import needs_fork
-from frameworks import needs_torch, refused, torch, tvm_ffi
+from frameworks import needs_torch, torch, tvm_ffi
 from hostile_producers import Gives, raising
 from interoperability import place
 from made_producers import TABLE_CAPSULE, Dunder, Ledger, Tabled, address_of, capsule, capsule_name, exchange_table, ffi
 from oracle import references_kept, type_and_message
+from raising import check_raises
 
 import fastexchange
 from fastexchange import convert, exchange_api, explain, fast_args, from_dlpack, polyfill, to_dlpack, unpolyfill
@@ -72,7 +73,7 @@ def test_a_type_with_only_dlpack_has_a_table_that_calls_it():
     delete(managed)
     tensor.ledger.check(1)
     tensor = Gives(raising(PermissionError("not this one")))
-    refused(PermissionError, "not this one", call, table.managed_tensor_from_py_object_no_sync, id(tensor), address_of(made))
+    check_raises(PermissionError, "not this one", call, table.managed_tensor_from_py_object_no_sync, id(tensor), address_of(made))
     assert made[0] == 0
 
 
@@ -108,7 +109,7 @@ def test_a_type_that_is_given_this_packages_table_is_one_without_a_table(is_set_
     assert all(exchange_api(cls) is getattr(cls, ATTRIBUTE) for cls in (own, array))
     assert from_dlpack(own(np.ones(3))).tolist() == [1.0] * 3
     kernel = fast_args(lambda x: x * 2, returns=own)
-    refused(TypeError, "returns is a type of tensors that can be made of memory, not .*Own", kernel, np.ones(3))
+    check_raises(TypeError, "returns is a type of tensors that can be made of memory, not .*Own", kernel, np.ones(3))
 
 
 @needs_the_attribute_free
@@ -129,7 +130,7 @@ def test_polyfill_can_be_repeated_and_taken_back_and_changes_no_call():
         for strange in (np.array([None]), np.zeros(3, SWAPPED + "f8")):
             assert type_and_message(from_dlpack, strange)[0] is BufferError
         assert unpolyfill(np.ndarray) is None
-        refused(ValueError, "not polyfilled", unpolyfill, np.ndarray)
+        check_raises(ValueError, "not polyfilled", unpolyfill, np.ndarray)
 
 
 PRELUDE = """

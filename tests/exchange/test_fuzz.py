@@ -159,12 +159,12 @@ def make_call(kernel: FastKernel, path: str, arguments: tuple, rehearsal: tuple)
     return lambda: kernel(*arguments)
 
 
-def is_same(got, want) -> bool:
+def is_identical(got, want) -> bool:
     """Whether two results are equal in type and in every bit; NaNs are all alike. Arrays share memory and flags."""
     if type(got) is not type(want):
         return False
     if isinstance(want, tuple):
-        return len(got) == len(want) and all(map(is_same, got, want))
+        return len(got) == len(want) and all(map(is_identical, got, want))
     if isinstance(want, np.ndarray):
         return (got.dtype == want.dtype and got.shape == want.shape and got.flags.writeable == want.flags.writeable
                 and (not want.size or (got.strides, got.ctypes.data) == (want.strides, want.ctypes.data)))  # fmt: skip
@@ -226,7 +226,7 @@ def check_one_tensor(case: OneTensor) -> None:
             assert TYPES[got[0]] == type_of(view)
             got, want = got[1], want[1]
         assert is_exception(got) is is_exception(want), f"@njit: {want}, @fast_args: {got}"
-        is_right = got[0] is want[0] if is_compilers else is_same(got, want)
+        is_right = got[0] is want[0] if is_compilers else is_identical(got, want)
         assert is_right, f"@njit: {want}, @fast_args: {got}"
         del got
     del want

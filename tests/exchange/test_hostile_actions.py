@@ -11,9 +11,8 @@ import hostile_producers as hostile
 import numba
 import numpy as np
 import pytest
-from children import in_fork
+from children import at_once, in_fork
 from counting import LEGACY, Exported, Viewed, end_of, forget_notes, gives_deleting, kept, no_violations, scene
-from exchanges import together
 from forked import needs_fork
 from hostile_producers import ATTRIBUTE, REFUSED, Gives, GivesLegacy, Hostile, before, hostile_type, legacy, versioned
 from hostile_ways import WARM, Turning, check_end, ignore, size_of, sum_of, total, unlocked_total, warm, warm_total
@@ -53,7 +52,7 @@ def collect_garbage(tensor, kernel):
 
 def switch_threads(tensor, kernel):
     ends = []
-    together(3, lambda i: ends.append(end_of(kernel, 1.0, Turning(behaves=True))))
+    at_once(*[lambda: ends.append(end_of(kernel, 1.0, Turning(behaves=True)))] * 3)
     return ends
 
 

@@ -1,24 +1,26 @@
 """This package's own exchange table, its functions called as C calls them: dtypes, memory, streams, and who deletes, and when."""
 
 import ctypes
+import functools
 import gc
 import tracemalloc
 import weakref
 
 import numpy as np
 import pytest
+from children import at_once
 from counting import no_violations
 
 from exchanges import (  # isort: skip
     ALLOCATE, CALLS, CONVERSIONS, COUNTED, LAYOUTS, READONLY, SOURCES, STREAM, TABLE_PRELUDE, UNTOUCHED, Sub,
-    aligned, borrowed, check_describes, counted, delete, end_of, ends_of, eventually, exported, imported, one, together,
-    versioned, words,
+    aligned, borrowed, check_describes, counted, delete, ends_of, eventually, exported, imported, one, result_or_exception,
+    to_versioned, words,
 )
 from forked import needs_fork
-from frameworks import refused
 from interoperability import elements, place, unwrapped
 from made_producers import Ledger, address_of, export_versioned, fill
 from oracle import references_kept, type_and_message
+from raising import check_raises
 
 from fastexchange import convert, from_dlpack, register_dlpack_dtype, to_dlpack
 from fastexchange.ground.dlpack import ffi
@@ -106,7 +108,7 @@ def test_allocated_memory_is_freed_with_the_last_view():
             del array
             assert tracemalloc.get_traced_memory()[0] >= 1 << 20 and view.sum() == 7 * ((1 << 20) - 5)
             del view
-        together(4, lambda i: delete(allocated((1 << 20,), 1, 8)) if i else None)
+        at_once(*[lambda: delete(allocated((1 << 20,), 1, 8))] * 3)
         assert tracemalloc.get_traced_memory()[0] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -141,7 +143,7 @@ def test_the_cpu_has_no_stream_and_other_devices_are_not_numpys():
         out = ffi.new("intptr_t *", UNTOUCHED)
         assert STREAM(1, device_id, address_of(out)) == 0 and out[0] == 0
     for device_type in (0, 2, 3, 10, 13, 99, -1):
-        refused(BufferError, "CPU", STREAM, device_type, 0, address_of(out))
+        check_raises(BufferError, "CPU", STREAM, device_type, 0, address_of(out))
 
 
 # ---- who deletes an export, and when ---------------------------------------------------------------------------------
@@ -192,10 +194,10 @@ def test_exports_imports_and_deleters_from_many_threads_at_once():
             for take in conversions:
                 assert elements(take(tensor)).tolist() == array.tolist()
             assert type_and_message(from_dlpack, tensor, dtype="i4")[0] is TypeError
-            versioned(tensor)
+            to_versioned(tensor)
 
     with references_kept(plane):
-        together(8, work)
+        at_once(*(functools.partial(work, i) for i in range(8)))
     assert eventually(lambda: ledger.out == 0)
     ledger.check(ledger.made)
 
@@ -204,12 +206,12 @@ def test_exports_imports_and_deleters_from_many_threads_at_once():
 def test_results_and_capsules_may_die_in_another_thread_or_in_a_cycle(source):
     array, tensor = one(source)
     with references_kept(array, tensor):
-        for way in (from_dlpack, versioned, to_dlpack, CALLS["to_dlpack, a copy"], lambda x: versioned(x, device="cpu")):
-            end_of(way, tensor)  # a capsule that nobody takes gives its tensor back
-            held, cycle = [end_of(way, tensor) for _ in range(3)], [end_of(way, tensor)]
+        for way in (from_dlpack, to_versioned, to_dlpack, CALLS["to_dlpack, a copy"], lambda x: to_versioned(x, device="cpu")):
+            result_or_exception(way, tensor)  # a capsule that nobody takes gives its tensor back
+            held, cycle = [result_or_exception(way, tensor) for _ in range(3)], [result_or_exception(way, tensor)]
             cycle.append(cycle)
             del cycle
-            together(3, lambda i, held=held: held.__delitem__(-1))
+            at_once(*[held.pop] * 3)
         gc.collect()
     assert elements(tensor).tolist() == array.tolist()
     if hasattr(unwrapped(tensor), "ledger"):

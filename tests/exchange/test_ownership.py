@@ -47,7 +47,7 @@ COMPANIES = {  # who stands beside the argument to blame, by turns; how many arg
 
 
 # ---- one argument is refused, or none --------------------------------------------------------------------------------
-def new_kernel(count: int, company=None, **options):
+def sum_kernel(count: int, company=None, **options):
     names = [f"a{i}" for i in range(count)]
     return fast_args(eval(f"lambda {', '.join(names)}: {' + '.join(f'{name}[0]' for name in names)}"), **options)
 
@@ -55,7 +55,7 @@ def new_kernel(count: int, company=None, **options):
 @functools.cache
 def known_kernel(count: int, name: str, **options):
     """A kernel that knows all calls with arguments of a company, and makes those of the fast one by cache entries."""
-    kernel, (kinds, _) = new_kernel(count, **options), COMPANIES[name]
+    kernel, (kinds, _) = sum_kernel(count, **options), COMPANIES[name]
     for start in range(len(FAST) if name == "fast" else 1):
         with company(kinds[start:] + kinds[:start], count) as (tensors, _):
             for _ in range(WARM if name == "fast" and not options else 2):
@@ -77,7 +77,7 @@ def explain_each(kernel, arguments):
 
 LATER, BY_DISPATCHER = "later call", "by Numba's dispatcher"
 PATHS = {
-    "first call": (new_kernel, lambda kernel, tensors: kernel(*tensors)),
+    "first call": (sum_kernel, lambda kernel, tensors: kernel(*tensors)),
     LATER: (known_kernel, lambda kernel, tensors: kernel(*tensors)),
     "by keyword": (known_kernel, by_keyword),
     "half by keyword": (known_kernel, lambda kernel, tensors: by_keyword(kernel, tensors, len(tensors) // 2)),
@@ -87,7 +87,7 @@ PATHS = {
     BY_DISPATCHER: (None, lambda kernel, tensors: kernel(ONLY_NUMBA, *tensors)),
     "as *args": (None, lambda kernel, tensors: kernel(*tensors)),
     "in a tuple": (None, lambda kernel, tensors: kernel(1, (tensors[:1], 2, (tensors[1:],)))),
-    "explained first": (new_kernel, lambda kernel, tensors: kernel.explain(*tensors)),
+    "explained first": (sum_kernel, lambda kernel, tensors: kernel.explain(*tensors)),
     "explained later": (known_kernel, explain_each),
 }
 """By name: what makes a kernel for a count of arguments and a company (None: `gather` takes all), and how it is called."""
@@ -421,7 +421,7 @@ def test_writing_to_what_is_readonly(position):
 
 
 def test_nothing_is_exported_for_what_does_not_bind():
-    for kind, kernel in itertools.product(PRODUCERS, (new_kernel(3), known_kernel(3, "fast"))):
+    for kind, kernel in itertools.product(PRODUCERS, (sum_kernel(3), known_kernel(3, "fast"))):
         ledger = Ledger()
         tensor = tensor_of(kind, memory_of(1, 1, 1), ledger)
         for count, named in [(2, ()), (4, ()), (6, ()), (3, ("x",)), (2, ("x",)), (3, ("a0",)), (3, ("a2", "x")), (3, ("a0\0",))]:

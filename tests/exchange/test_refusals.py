@@ -14,7 +14,7 @@ from odd_tensors import ODD
 
 from exchanges import (  # isort: skip
     ATTRIBUTE, BORROW, CALLS, CONVERSIONS, COUNTED, EXPORT, FORMS, FROM_AND_TO, IMPORT, OLDER, SWAPPED, TARGETS, WRAPPERS, Given,
-    Sub, delete, end_of, eventually, failing, needs_the_attribute_free, versioned,
+    Sub, delete, result_or_exception, eventually, failing, needs_the_attribute_free, to_versioned,
 )
 from hostile_producers import CONTENTS, EXPORTED, RETURNS, Gives, raising
 
@@ -103,7 +103,7 @@ REFUSALS = {
         [Dunder], converting(np.arange(3.0), Tabled(np.ones(3))), TypeError, "Dunder is no tensor type"),
     "devices that are none": (COUNTED_KINDS, with_option("device", (
         "gpu", "cuda", "cuda:0", "", "CPU ", "cpu:1", 1, 0, 1.5, (1,), (1, 0, 0), (), ("cpu", 0), ("1", "0"), (1, "0"), (1.5, 0),
-        (None, 0), object(), {}, b"cpu", b"\1\0", True), from_dlpack, to_dlpack, versioned),
+        (None, 0), object(), {}, b"cpu", b"\1\0", True), from_dlpack, to_dlpack, to_versioned),
         ValueError, r"_dlpack\(\): device ('.*' is not known|must be .*, not)"),
     "maximal versions that are no pairs of numbers": (COUNTED_KINDS, with_option("max_version", (
         3, 1.0, "1.0", "10", (1,), (1, 0, 0), (), ("1", "0"), ("a", "b"), (None, 1), (1.5, 0), object(), True, b"\1\0"),
@@ -164,7 +164,7 @@ def test_it_is_refused(name):
         thing = thing() if isinstance(thing, functools.partial) else thing
         with scene(each), references_kept(*[thing] * (thing is not None)):
             for way, take in ways.items():
-                end = end_of(take, thing)
+                end = result_or_exception(take, thing)
                 named = "'x' (position 0)" if way in KERNELS and issubclass(error, Exception) else ""
                 if not (isinstance(end, error) and re.search(words, str(end)) and named in str(end)):
                     wrong.append((each, way, end))
@@ -179,7 +179,7 @@ def test_it_is_refused(name):
 @needs_the_attribute_free
 def test_refusals_leave_classes_alone():
     own = [repr(getattr(cls, ATTRIBUTE, None)) for cls in OTHERS]
-    assert all(isinstance(end_of(polyfill, cls), TypeError) for cls in OTHERS)
+    assert all(isinstance(result_or_exception(polyfill, cls), TypeError) for cls in OTHERS)
     assert own == [repr(getattr(cls, ATTRIBUTE, None)) for cls in OTHERS]
 
 
@@ -198,7 +198,7 @@ def test_an_odd_tensor_of_pytorchs_is_returned_as_it_is(name):
 @pytest.mark.parametrize("name", [name for name in ODD if "grad" in name or name == "non-leaf"])
 def test_gradients_are_taken_while_grad_mode_is_off(name):
     tensor = ODD[name]
-    ways = {**TO_NUMPY, "to_dlpack": lambda x: np.from_dlpack(Given(versioned(x))), **CONVERSIONS}
+    ways = {**TO_NUMPY, "to_dlpack": lambda x: np.from_dlpack(Given(to_versioned(x))), **CONVERSIONS}
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
             for way, take in ways.items():
@@ -223,13 +223,13 @@ def test_instances_of_subclasses(x):
     """They are of their base's type already, however the call is written; so is what a framework makes of its own type."""
     assert type(from_dlpack(x)) is np.ndarray and place(from_dlpack(x)) == place(x)
     for to in (type(x), *[to for to in TARGETS.values() if isinstance(x, to)]):
-        ends = [end_of(convert, x, to, **options) for options in FORMS]
+        ends = [result_or_exception(convert, x, to, **options) for options in FORMS]
         assert all(isinstance(end, to) and place(end) == place(x) for end in ends)
         assert len({(type(end), end is x) for end in ends}) == 1 and (to is not type(x) or ends[0] is x), list(map(type, ends))
-        copied = end_of(convert, x, to, copy=True)
+        copied = result_or_exception(convert, x, to, copy=True)
         assert isinstance(copied, TypeError) or (place(copied) != place(x) and copied.tolist() == x.tolist())
     for other in INSTANCES:
-        end = end_of(convert, other, type(x))
+        end = result_or_exception(convert, other, type(x))
         assert isinstance(end, (type(x), TypeError, BufferError, ValueError)), (type(end), type(other))
 
 
@@ -256,7 +256,7 @@ def test_numpys_table_imports_no_lie():
         words = next((words for word, words in SAID.items() if re.match(rf"\d* ?{word}", name)), "")
         ledger, out, values = Ledger(), ffi.new("intptr_t *", 7), ends if isinstance(ends, tuple) else (ends,)
         managed = export_versioned(ledger, np.arange(4.0), **lies)
-        end = end_of(IMPORT, address_of(managed), address_of(out))
+        end = result_or_exception(IMPORT, address_of(managed), address_of(out))
         with scene(name):
             if isinstance(end, BufferError):
                 assert BufferError in values and out[0] == 7 and ledger.out == 1 and re.search(words, str(end)), end
@@ -278,7 +278,7 @@ def test_other_frameworks_follow_no_lie(target):
             if name == "device kDLExtDev" and not has_table():
                 continue  # PyTorch before 2.10 calls the deleter, here Python code, with an exception set
             tensor = Exported(np.arange(4.0), **lies)
-            end = end_of(convert, tensor, TARGETS[target], **options)
+            end = result_or_exception(convert, tensor, TARGETS[target], **options)
             with scene(name, options):
                 if isinstance(end, BaseException):
                     assert isinstance(end, (BufferError, TypeError, ValueError)), end

@@ -5,7 +5,8 @@ import time
 
 import numpy as np
 import pytest
-from exchanges import borrowed, end_of, ends_of, exported, managed_in, ml_dtypes, needs_ml_dtypes, together
+from children import at_once
+from exchanges import borrowed, ends_of, exported, managed_in, ml_dtypes, needs_ml_dtypes, result_or_exception
 from forked import needs_fork
 from oracle import type_and_message
 from raising import check_raises
@@ -40,7 +41,7 @@ def swapped(dtype) -> np.dtype:
 
 def exported_key(dtype) -> tuple[int, int] | None:
     """What NumPy writes into the capsule."""
-    capsule = end_of(np.empty(1, dtype).__dlpack__, max_version=VERSION)
+    capsule = result_or_exception(np.empty(1, dtype).__dlpack__, max_version=VERSION)
     if isinstance(capsule, BufferError):
         return None
     dtype = managed_in(capsule).dl_tensor.dtype
@@ -156,7 +157,7 @@ def test_what_is_refused():
 def registered_together(pairs: list) -> int:
     """Which of the registrations was made; all others were refused."""
     ends: dict = {}
-    together(len(pairs), lambda i: ends.update({i: end_of(register_dlpack_dtype, *pairs[i])}))
+    at_once(*(lambda i=i: ends.update({i: result_or_exception(register_dlpack_dtype, *pairs[i])}) for i in range(len(pairs))))
     [winner] = [i for i, end in ends.items() if end is None]
     assert sum(isinstance(end, ValueError) for end in ends.values()) == len(pairs) - 1
     return winner

@@ -17,8 +17,8 @@ from counting import no_violations, scene
 
 from exchanges import (  # isort: skip
     CALLS, CONVERSIONS, COPIED, CPU, FORMS, LAYOUTS, NARROW, OF_ALL_DTYPES, PADDED, READONLY, SOURCES, TARGETS, VECTORS,
-    Given, aligned, borrowed, by_its_table, check_describes, counted, end_of, eventually, exported, exporter, imported,
-    managed_in, one, taken_from, tensors, versioned,
+    Given, aligned, borrowed, by_its_table, check_describes, counted, eventually, exported, exporter, imported, managed_in, one,
+    result_or_exception, taken_from, tensors, to_versioned,
 )
 from frameworks import NUMPY_DTYPES, has_versioned_capsules, needs_torch, numpys_reader, torch
 from hostile_producers import Sets, raising
@@ -118,7 +118,7 @@ def test_a_tensor_goes_out_and_comes_back_as_an_array(source):
             for attempt in range(4):  # JAX gives back what it had when it likes to, also that of its calls before
                 before = [sys.getrefcount(thing) for thing in (array, tensor, own, dtype)]
                 for name, way in ways_of(tensor, own).items():
-                    end = end_of(way, tensor)
+                    end = result_or_exception(way, tensor)
                     with scene(said, name):
                         check_array(name, end, own, want, is_readonly)
                     del end
@@ -150,7 +150,7 @@ def test_a_tensor_becomes_another_frameworks_shared_copied_or_refused(source):
                 layout == "negative strides" and name in ("torch.Tensor", "paddle.Tensor"))  # fmt: skip
             must_copy = must_copy and not is_one
             for options in (*FORMS, {"copy": True}):
-                copy, end = options.get("copy"), end_of(convert, tensor, to, **options)
+                copy, end = options.get("copy"), result_or_exception(convert, tensor, to, **options)
                 said = f"{layout}, readonly: {is_readonly}, {options}, {name}: {end!r}"
                 if isinstance(end, Exception):
                     is_refused = copy is False and (must_copy or name == "jax.Array") and isinstance(end, BufferError)
@@ -192,7 +192,7 @@ def test_flags_of_a_producer_are_passed_on():
     for kind in (Tabled, Dunder):
         for flags in (0, READONLY, COPIED, READONLY | COPIED, PADDED):
             tensor = kind(np.arange(4.0), flags=flags)
-            assert managed_in(versioned(tensor)).flags == flags
+            assert managed_in(to_versioned(tensor)).flags == flags
             assert from_dlpack(tensor).flags.writeable == (not flags & READONLY)
             tensor.ledger.check(2)
 
@@ -203,13 +203,13 @@ def test_devices_and_dtypes_are_demands(source):
     dtype = array.dtype
     for device in (None, "cpu", "cpu:0", CPU, [1, 0], DLDevice(1, 0), (DLDeviceType.kDLCPU, 0), (np.int32(1), np.int64(0))):
         assert place(from_dlpack(tensor, device=device)) == place(tensor)
-        capsule = versioned(tensor, device=device)  # which what is described dies with
+        capsule = to_versioned(tensor, device=device)  # which what is described dies with
         check_describes(managed_in(capsule).dl_tensor, elements(tensor))
     assert {place(from_dlpack(tensor, dtype=good)) for good in (dtype, dtype.str, dtype.name, dtype.type)} == {place(tensor)}
     with references_kept(tensor):
         for device in ((2, 0), (1, 1), (13, 0), DLDevice(2, 3), (99, 0), (-1, 0)):
             assert type_and_message(from_dlpack, tensor, device=device)[0] is ValueError
-            assert type_and_message(versioned, tensor, device=device)[0] in (BufferError, ValueError)
+            assert type_and_message(to_versioned, tensor, device=device)[0] in (BufferError, ValueError)
         for wanted in {"f8", "i4", "i1", "f4", "u1", ">f4", "V4", "M8[s]", "O"} - {dtype.str[1:]}:
             for copy in (None, False, True):
                 kind, message = type_and_message(from_dlpack, tensor, dtype=wanted, copy=copy)
@@ -230,10 +230,10 @@ def test_a_tensor_on_another_device_is_copied_by_its_framework_if_asked_to():
         view = from_dlpack(tensor, device="cpu", **options)
         assert view.tolist() == [0, 1, 2, 3] and place(view) != place(tensor) and view.flags.writeable
     for device, *want in (("cpu", 1, COPIED), (None, 2, 0), ((2, 1), 2, 0), (DLDevice(2, 1), 2, 0)):
-        managed = managed_in(kept := versioned(tensor, device=device))
+        managed = managed_in(kept := to_versioned(tensor, device=device))
         assert [managed.dl_tensor.device.device_type, managed.flags] == want
     assert type_and_message(from_dlpack, tensor, device="cpu", dtype="f4")[0] is TypeError
-    for take, device in ((from_dlpack, "cpu"), (versioned, "cpu"), (versioned, (2, 0))):
+    for take, device in ((from_dlpack, "cpu"), (to_versioned, "cpu"), (to_versioned, (2, 0))):
         assert type_and_message(take, tensor, device=device, copy=False)[0] is BufferError
     del view, kept
     tensor.ledger.check(tensor.ledger.made)
@@ -244,7 +244,7 @@ def test_a_copy_has_the_bits_of_what_numpy_has_no_dtype_for(code, bits, lanes):
     array = np.arange(12, dtype=f"u{bits * lanes // 8}").reshape(3, 4)[:, ::2]
     for kind in (Tabled, Dunder, Legacy):
         tensor = kind(array, code=code, bits=bits, lanes=lanes)
-        copied = versioned(tensor, copy=True)
+        copied = to_versioned(tensor, copy=True)
         managed = managed_in(copied)
         assert tensor.ledger.out == 0 and managed.flags == COPIED and managed.dl_tensor.data != ffi.NULL
         dtype = managed.dl_tensor.dtype
@@ -260,7 +260,7 @@ def test_a_copy_has_the_bits_of_what_numpy_has_no_dtype_for(code, bits, lanes):
 def test_what_jax_narrows_is_not_called_shared(dtype):
     """JAX has 32 bits unless it is told otherwise, so these are copies."""
     array = aligned(dtype)
-    result = end_of(convert, array, jax.Array, copy=False)
+    result = result_or_exception(convert, array, jax.Array, copy=False)
     assert isinstance(result, BufferError) or place(result) == place(array)
     assert np.asarray(convert(array, jax.Array)).tolist() == array.tolist()
 
@@ -272,7 +272,7 @@ def test_a_legacy_capsule_does_not_make_pytorchs_memory_readonly():
             return torch._C._to_dlpack(self.as_subclass(torch.Tensor))
 
     old = torch.ones(3).as_subclass(Old)
-    shared = lambda x: numpys_reader(Given(versioned(x)))  # noqa: E731
+    shared = lambda x: numpys_reader(Given(to_versioned(x)))  # noqa: E731
     for take in (from_dlpack, lambda x: from_dlpack(x, copy=None), shared, CALLS["convert"]) * 2:
         assert place(take(old)) == old.data_ptr() and take(old).flags.writeable
     assert capsule_name(to_dlpack(old)) == b"dltensor"
@@ -333,14 +333,14 @@ def test_a_target_that_fails(act, error, said):
         tensor = kind(np.arange(12.0))
         with references_kept(tensor, tensor.array):
             for options in (*FORMS, {"copy": True}):
-                end = end_of(convert, tensor, Taker, **options)
+                end = result_or_exception(convert, tensor, Taker, **options)
                 assert isinstance(end, error) and said in str(end), (kind, options, repr(end))
                 del end
                 assert tensor.ledger.out == 0
         tensor.ledger.check(tensor.ledger.made)
 
 
-# ---- the matrix in the README ------------------------------------------------------------------------------------------
+# ---- the table in the documentation ------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("way", matrix.WAYS)
 @pytest.mark.parametrize("producer", matrix.PRODUCERS)
@@ -353,8 +353,8 @@ def test_every_tensor_goes_in(producer, way):
 
 
 @pytest.mark.slow
-def test_the_table_in_the_readme_is_the_one_that_is_made():
+def test_the_table_in_the_documentation_is_the_one_that_is_made():
     if sys.version_info[:2] != (3, 11) or [*matrix.ALL_PRODUCERS, *matrix.ALL_WAYS] != [*matrix.PRODUCERS, *matrix.WAYS]:
         pytest.skip("the table is of Python 3.11 with all frameworks")
-    written = matrix.README.read_text().split(matrix.BEGIN)[1].split(matrix.END)[0]
+    written = matrix.DOCUMENT.read_text().split(matrix.BEGIN)[1].split(matrix.END)[0]
     assert matrix.table() == written, "python tests/interoperability.py --write"

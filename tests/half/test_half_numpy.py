@@ -4,10 +4,10 @@ import numba
 import numpy as np
 import pytest
 from forked import fork_python
-from frameworks import refused
 from halves import BFLOAT16, FORMS, array_of
 from interoperability import ml_dtypes
 from numba.core.errors import TypingError
+from raising import check_raises
 from scale_kernels import elementwise
 
 if ml_dtypes is None:
@@ -50,7 +50,7 @@ def test_it_is_refused_in_plain_njit_and_in_functions_that_kernels_call():
     inner = numba.njit(lambda x: np.argmin(x))
     for function in (inner, fast_args(lambda x: inner(x))):
         error = TypeError if function is inner else TypingError
-        refused(error, r"np\.argmin\(array\(bfloat16, 1d, C\)\) is not", function, array_of(BFLOAT16, *VALUES))
+        check_raises((error,), r"np\.argmin\(array\(bfloat16, 1d, C\)\) is not", function, array_of(BFLOAT16, *VALUES))
     assert fast_args(lambda x: inner(x.astype(np.float32)))(array_of(BFLOAT16, *VALUES)) == np.argmin(VALUES)
 
 
@@ -165,7 +165,7 @@ def test_loops_that_are_declared_for_half_precision(form):
     assert numba.njit(lambda x: function(x, x))(np.full(2, 1.1)).tolist() == [1.1 * 1.1] * 2
     assert fast_args(lambda x: function(x.astype(np.float32), x[0] + 0))(x).tolist() == [2.25, 3.0]
     for call in (lambda x: function(x, x), lambda x: scaled(x, x[0], x)):
-        refused(TypingError, r"x\.astype\(np\.float32\)|on the CPU", fast_args(call), x)
+        check_raises(TypingError, r"x\.astype\(np\.float32\)|on the CPU", fast_args(call), x)
 
 
 def test_functions_of_vectorize_return_half_precision():

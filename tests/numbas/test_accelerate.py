@@ -207,12 +207,6 @@ def above(x):
     return x + Level.LOW.value
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    return tmp_path
-
-
 def test_code_that_is_kept_by_numba_alone_is_no_warning(cache):
     """Libraries are imported with warnings as errors, too."""
     with pytest.warns(NumbaWarning, match="above is compiled by each process"):

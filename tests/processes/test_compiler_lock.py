@@ -71,8 +71,7 @@ ACTIONS = {
 
 @pytest.mark.filterwarnings("ignore:.*reflected list")
 @pytest.mark.parametrize("action", ACTIONS)
-def test_numbas_contexts_are_touched_under_its_lock(action, monkeypatch, tmp_path):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+def test_numbas_contexts_are_touched_under_its_lock(action, monkeypatch, cache):
     touched: dict[str, bool] = {}
 
     def watched(cls, name, numbas):

@@ -50,7 +50,7 @@ def _default_handler():
                 pass
 
 
-def end_of(function, *arguments):
+def type_raised(function, *arguments):
     """The type of what a call raises, nothing of which is kept; None if it returns."""
     try:
         try:
@@ -104,25 +104,25 @@ def test_ctrl_c_in_a_kernel(function, options):
     oracle, array, done = compiled(function), np.arange(4.0), np.zeros(2)
     ignored = functools.partial(handled, SIGINT, signal.SIG_IGN)
     with ignored():
-        assert end_of(oracle, done, array) in (None, ValueError)
+        assert type_raised(oracle, done, array) in (None, ValueError)
     done[:] = 0
-    assert end_of(oracle, done, array) is KeyboardInterrupt and done[0] == 1.0 and done[1] != 0.0
+    assert type_raised(oracle, done, array) is KeyboardInterrupt and done[0] == 1.0 and done[1] != 0.0
     left = done.tolist()
     for kind, calls_before in itertools.product(IN_KERNELS, (0, 1)):
         kernel, tensor = new_kernel(compiled(function, **options)), kind(array)
         with ignored():
             for _ in range(calls_before):
-                end_of(kernel, done, kind(array))
+                type_raised(kernel, done, kind(array))
         with references_kept(array, tensor, done):
             for _ in range(3 if calls_before else 1):
                 done[:] = 0
-                assert end_of(kernel, done, tensor) is KeyboardInterrupt, (kind, calls_before)
+                assert type_raised(kernel, done, tensor) is KeyboardInterrupt, (kind, calls_before)
                 assert done.tolist() == left
             forget_notes(tensor)
         check_given_back(tensor)
         with ignored():
             for _ in range(3):
-                assert end_of(kernel, done, tensor) is (None if function is signals_itself else ValueError)
+                assert type_raised(kernel, done, tensor) is (None if function is signals_itself else ValueError)
 
 
 def test_ctrl_c_while_another_threads_kernel_runs():
@@ -180,7 +180,7 @@ def a_refused_call(base):
     tensor.lies["lanes"] = 2
 
     def refused():
-        assert end_of(work) in (BufferError, KeyboardInterrupt)
+        assert type_raised(work) in (BufferError, KeyboardInterrupt)
 
     return refused, problem, kernel, tensor
 
@@ -227,7 +227,7 @@ def interrupt_at_each(places) -> None:
     """Ctrl-C between any two instructions; afterwards the scene has no problem, whatever was half done."""
     wrong, act = [], functools.partial(signal.default_int_handler, SIGINT, None)
     for place, work_with, (_, problem, *_others) in places:
-        end = end_of(work_with, act)
+        end = type_raised(work_with, act)
         if end not in (KeyboardInterrupt, None):
             wrong.append(f"{place}: {end} was raised")
         if found := problem():
@@ -253,7 +253,7 @@ def test_a_handler_that_calls_the_kernel_at_each_line(name):
             results.append(kernel(1.0, tensor) + kernel(1.0, tensor.array))
 
         with handled(signal.SIGUSR1, handler):
-            end = end_of(work_with, lambda: signal.raise_signal(signal.SIGUSR1))
+            end = type_raised(work_with, lambda: signal.raise_signal(signal.SIGUSR1))
         if not results and end is None:
             missed.append(line)  # where the table of types has just grown, in a dozen lines
         if end is not None or set(results) - {14.0}:
@@ -363,7 +363,7 @@ def test_ctrl_c_while_a_kernel_is_typed(kind):
     tensor, results = kind(np.arange(4.0)), []
     for arguments in ((tensor,), (tensor,), (tensor, 2)):
         at_typing.append(SIGINT)
-        assert end_of(kernel, *arguments) is KeyboardInterrupt and not at_typing
+        assert type_raised(kernel, *arguments) is KeyboardInterrupt and not at_typing
     other = threading.Thread(target=lambda: results.append(kernel(tensor)))  # no lock is held
     other.start()
     other.join(60)
@@ -394,7 +394,7 @@ def test_ctrl_c_while_a_kernel_is_compiled():
     def passes(at: int) -> int:
         kernel = fast_args(numba.njit(lambda a, x: a + (x * 2).sum()))
         with event.install_listener("numba:run_pass", Interrupts(at)) as interrupts:
-            assert end_of(kernel, 1.0, tensor) is (KeyboardInterrupt if at else None), at
+            assert type_raised(kernel, 1.0, tensor) is (KeyboardInterrupt if at else None), at
         assert [kernel(1.0, tensor) for _ in range(4)] == [13.0] * 4 and kernel.counts().fast >= 3, at
         return interrupts.count
 

@@ -13,12 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forked import fork_python  # noqa: E402
-from frameworks import has_table, refused  # noqa: E402
+from frameworks import has_table  # noqa: E402
 from interoperability import Wrapper  # noqa: E402
 from interpreter import HERE, environment_of  # noqa: E402
 from made_producers import Dunder, Ledger, tabled_type  # noqa: E402
 from odd_tensors import ODD  # noqa: E402
 from oracle import new_kernel  # noqa: E402
+from raising import check_raises  # noqa: E402
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
@@ -109,7 +110,7 @@ def test_gradients_are_taken_while_grad_mode_is_off_or_by_a_kernel_that_allows_t
             is_native = kernel is total_without_autograd or is_read
             assert type(tensor) is Unlike or after.fast - before.fast == 4 * is_native
             for _ in range(2):
-                refused(BufferError, r"requires grad.*detach", total, tensor)
+                check_raises(BufferError, r"requires grad.*detach", total, tensor)
         assert not producer.guard().knows_all or producer.guard()._is_watched(tensor) == tensor.requires_grad, index
 
 
@@ -144,7 +145,7 @@ def test_odd_tensors_are_refused_on_every_path(name):
         for _ in range(calls_before):
             assert kernel(plain) == 3
         for refusing in (kernel, kernel, *[total_without_autograd] * (not is_watched)):
-            refused((BufferError, RuntimeError), "'x'", refusing, ODD[name])
+            check_raises((BufferError, RuntimeError), "'x'", refusing, ODD[name])
         assert not is_watched or total_without_autograd(ODD[name]) == ODD[name].sum().item()
 
 
@@ -167,7 +168,7 @@ def test_one_dispatcher_two_kernels():
     assert not careful.allows_grad and allowing.allows_grad and fast_args(allowing) is allowing
     for _ in range(4):
         assert allowing(leaf) == 4.0
-        refused(BufferError, "requires grad", careful, leaf)
+        check_raises(BufferError, "requires grad", careful, leaf)
     assert fast_args(careful, grad="allow")(leaf) == 4.0  # a kernel is a dispatcher
 
 
@@ -188,7 +189,7 @@ def test_subclasses_that_change_what_dlpack_returns_are_heard():
     refusing = torch.ones(3).as_subclass(subclass(__torch_function__=function_of(refuse)))
     for _ in range(4):
         assert (total(tensor), total(exported)) == (30, 3)
-        refused(PermissionError, "not this one", total, refusing)
+        check_raises(PermissionError, "not this one", total, refusing)
 
 
 def test_subclasses_with_a_torch_function_are_checked_like_any_other():
@@ -200,7 +201,7 @@ def test_subclasses_with_a_torch_function_are_checked_like_any_other():
         for _ in range(3):
             assert kernel(tensor) == 1 << 10
             for bad, why in ((cut, "storage"), (negated, "negated")):
-                refused(BufferError, f"'x'.*{why}", kernel, bad)
+                check_raises(BufferError, f"'x'.*{why}", kernel, bad)
 
 
 def test_explain_tells_which_tensors_of_a_kernel_without_the_gil_go_to_numbas_dispatcher():
@@ -221,7 +222,7 @@ def test_tensors_that_pytorch_does_not_export_are_not_kept():
         for _ in range(2):
             before = tensor._use_count(), sys.getrefcount(tensor)
             for way in ways:
-                refused(BufferError, said or ".", way, tensor)
+                check_raises(BufferError, said or ".", way, tensor)
             assert (tensor._use_count(), sys.getrefcount(tensor)) == before
 
 
@@ -305,7 +306,7 @@ def test_what_the_framework_itself_would_misread():
     for memory in (array[::-1], array.reshape(2, 2)[:, ::-1], readonly) * 2:
         tensor = fastexchange.convert(memory, torch.Tensor)
         assert np.array_equal(tensor.numpy(), memory) and not np.shares_memory(tensor.numpy(), memory)
-        refused(BufferError, "has no (negative strides|readonly)", fastexchange.convert, memory, torch.Tensor, copy=False)
+        check_raises(BufferError, "has no (negative strides|readonly)", fastexchange.convert, memory, torch.Tensor, copy=False)
     address = array.ctypes.data
     for options in ({}, {"copy": False}) * 2:
         ledger = Ledger()

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch_operators
 from forked import fork_python
+from raising import check_raises
 from scale_kernels import elementwise
-from torch_operators import doubled, needs_abi, refused, scale, scale_backward, scale_op, tensors, torch, transposed
+from torch_operators import doubled, needs_abi, scale, scale_backward, scale_op, tensors, torch, transposed
 from ways import mode_of
 
 from fastexchange import fast_args
@@ -45,15 +46,15 @@ NO_OPERATORS = [
 
 @pytest.mark.parametrize(("kind", "words", "kernel", "options"), NO_OPERATORS, ids=[row[1] for row in NO_OPERATORS])
 def test_what_cannot_be_an_operator_is_refused(kind, words, kernel, options):
-    refused(kind, words, kernel.as_torch_op, **{"name": "fx_bad::a", **options})
+    check_raises(kind, words, kernel.as_torch_op, **{"name": "fx_bad::a", **options})
     assert not hasattr(torch.ops.fx_bad, "a"), "nothing is left of a refused one"
 
 
 def test_a_name_is_registered_once():
     op = scale.as_torch_op("fx_test::once")
     assert scale.as_torch_op("fx_test::once").overload is op.overload
-    refused(ValueError, "'fx_test::once' is registered, by <fast_args .*scale", transposed.as_torch_op, "fx_test::once")
-    refused(ValueError, "'aten::add' is registered, by another library", transposed.as_torch_op, "aten::add")
+    check_raises(ValueError, "'fx_test::once' is registered, by <fast_args .*scale", transposed.as_torch_op, "fx_test::once")
+    check_raises(ValueError, "'aten::add' is registered, by another library", transposed.as_torch_op, "aten::add")
 
 
 def test_replaced_operators():
@@ -178,7 +179,7 @@ def test_undeclared_writes_are_found_on_request(is_debug, monkeypatch):
             x = torch.zeros(3, requires_grad=requires_grad)
             if is_debug:
                 said = r"cheating\(\): the kernel has written to argument 'x' \(position 0\), which mutates= does not name"
-                refused(RuntimeError, said, call, x, torch.zeros(()))
+                check_raises(RuntimeError, said, call, x, torch.zeros(()))
             else:
                 assert call(x, torch.zeros(())).tolist() == [0, 0, 0] and x.tolist() == [1, 1, 1]
             assert call(torch.ones(3), torch.zeros(())).tolist() == [1, 1, 1]

@@ -17,9 +17,10 @@ torch = pytest.importorskip("torch")
 
 from cache_entries import cache_entries  # noqa: E402
 from forked import fork_python  # noqa: E402
-from frameworks import has_table, refused, with_strides_of  # noqa: E402
+from frameworks import has_table, with_strides_of  # noqa: E402
 from interpreter import HERE, run_python  # noqa: E402
 from oracle import check_same_as_njit, new_kernel, references_kept  # noqa: E402
+from raising import check_raises  # noqa: E402
 
 from fastexchange import fast_args  # noqa: E402
 from fastexchange._abi import ffi  # noqa: E402
@@ -137,7 +138,7 @@ def test_an_object_at_the_end_of_memory(place):
 @needs_views
 def test_a_failure_that_passes_is_no_difference(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "__dlpack_device__", Mock(side_effect=RecursionError("deep")))
-    refused(RecursionError, "deep", fast_args(lambda x: x.sum()), torch.ones(3))
+    check_raises(RecursionError, "deep", fast_args(lambda x: x.sum()), torch.ones(3))
     assert producer.guard().knows_views
 
 
@@ -360,7 +361,7 @@ def test_a_tensor_on_a_gpu(index):
             assert borrow(known(torch.Tensor)["borrow"])(tensor, address_of(view)) == 0
             assert (int(view.device.device_type), view.device.device_id) == (2, index)
             assert address_of(view.data) == tensor.data_ptr() and [view.shape[0], view.shape[1]] == [2, 4]
-        refused((BufferError, TypeError), "'x'[^|]*(device|cuda)", described, tensor)
+        check_raises((BufferError, TypeError), "'x'[^|]*(device|cuda)", described, tensor)
     assert described(tensor)[0] == (2, 4)
 
 
@@ -429,7 +430,7 @@ def test_a_tensor_between_others_of_its_kind(name):
 @pytest.mark.parametrize("name", OF_ANOTHER_KIND)
 def test_a_tensor_between_others_that_are_not_alike(name):
     for tensors in list(between(OF_ANOTHER_KIND[name]()))[::3]:
-        refused(TypeError, "one element type", each_of, tensors)
+        check_raises(TypeError, "one element type", each_of, tensors)
         assert all_of(*tensors) == tuple(tensor.numel() + tensor.sum().item() for tensor in tensors)
 
 
@@ -437,8 +438,8 @@ def test_a_tensor_between_others_that_are_not_alike(name):
 def test_a_tensor_between_others_that_is_refused(name):
     for tensors in between(REFUSED[name]()):
         with references_kept(*tensors):
-            refused(BufferError, r"argument 'tensors' \(position 0\)", each_of, tensors)
-        refused(BufferError, "argument", all_of, *tensors)
+            check_raises(BufferError, r"argument 'tensors' \(position 0\)", each_of, tensors)
+        check_raises(BufferError, "argument", all_of, *tensors)
 
 
 @pytest.mark.parametrize("one", [torch.arange(6.0).view(3, 2).t(), torch.ones(0, 3)], ids=["transposed", "empty"])

@@ -1,21 +1,24 @@
 """JAX's arrays: their address comes from JAX, shape and dtype from memory, and all else is as with ``np.asarray``."""
 
+import functools
 import gc
 import threading
 import time
 
 import numpy as np
 import pytest
-from exchanges import together
+from children import at_once, switch_interval
 from forked import fork_python
-from frameworks import jax_with_64_bits, refused, torch
+from frameworks import jax_with_64_bits, torch
 from interpreter import run_python
-from numba import njit
+from numba import njit, types
 from numba.core.errors import TypingError
 from oracle import is_same, new_kernel, references_kept
+from raising import check_raises
 from scale_kernels import elementwise
 
 from fastexchange import explain, fast_args, from_dlpack
+from fastexchange.ground.native import load, store
 from fastexchange.jax.array_kind import is_only_thread
 from fastexchange.jax.put import putting
 from fastexchange.producers.framework import framework_of
@@ -59,10 +62,10 @@ def test_elements_that_jax_does_not_export(dtype):
     x = jnp.ones(3, dtype)
     why = rf"argument 'x' \(position 0\).* cannot be .* elements, {dtype}: .*; convert the array to a wider type"
     for value in x, (x,), [x]:
-        refused(BufferError, why, total, value)
+        check_raises(BufferError, why, total, value)
         assert "refused with BufferError" in total.explain(value).outcome
     for function in from_dlpack, fast_args(seen.py_func, nogil=True):
-        refused(BufferError, dtype, function, x)
+        check_raises(BufferError, dtype, function, x)
 
 
 def test_native_code_reads_each_new_array():
@@ -82,25 +85,46 @@ def test_an_array_at_the_address_of_one_that_has_died_is_waited_for():
         assert total(slow(start))[0] == wanted
 
 
+usleep, words = types.ExternalFunction("usleep", types.int32(types.uint32)), np.zeros(2, np.int64)
+QUESTION, ANSWER = words.ctypes.data, words.ctypes.data + 8
+
+
+@fast_args(out="x[n] -> y[n]", nogil=True)
+def asks(x, y):
+    """Ask a question. What is returned is `x`, or NaN if the answer does not come within a minute."""
+    question, waited = load(QUESTION) + 1, 0
+    store(QUESTION, question)
+    while load(ANSWER) < question and waited < 60_000:
+        waited += 1
+        usleep(1000)
+    y[:] = x
+    if waited == 60_000:
+        y[0] = np.nan
+        store(ANSWER, 10)  # to the other questions, too
+
+
+ask_ten = jax.jit(lambda x: jax.lax.fori_loop(0, 10, lambda i, y: asks(y + 1), x))
+
+
 @pytest.mark.parametrize("of", [lambda x: x, lambda x: x + 1], ids=["itself", "what is made of it"])
 def test_the_gil_is_released_while_jax_computes(of):
     """Also if the computation may need it: a kernel of another array's computation raises an exception, or is compiled."""
-    start, ticks, ends = jnp.ones((500, 500)) * 0.01, [], threading.Event()
-    of(slow(start)).block_until_ready()
+    begins, ends, x, words[:] = threading.Event(), threading.Event(), jnp.zeros(10_000), (0, 10)
+    of(ask_ten(x)).block_until_ready()
 
-    def tick():
-        while not ends.wait(0.002):
-            ticks.append(time.perf_counter())
+    def answer():
+        begins.wait()
+        while not ends.wait(0.001):
+            words[1] = words[0]
 
-    other = threading.Thread(target=tick)
+    words[:], other = 0, threading.Thread(target=answer, daemon=True)
     other.start()
-    array = of(slow(start))
-    began = time.perf_counter()
-    total(array)
-    ended = time.perf_counter()
+    array = of(ask_ten(x))  # whose computation goes on, because `x` is not small
+    with switch_interval(1000):  # so `other` does not run before the call releases the GIL
+        begins.set()
+        assert total(array)[0] == of(10) * x.size
     ends.set()
     other.join()
-    assert sum(began < at < ended for at in ticks) > 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -115,7 +139,7 @@ def test_deleted_and_donated_arrays_are_refused_as_by_jax(options, dtype):
     deleted.delete()
     heir = give(donated)
     for array in (deleted, donated):
-        refused(RuntimeError, r"argument 'x' \(position 0\) .*Array has been deleted with shape=\w+\[4\]", kernel, array)
+        check_raises(RuntimeError, r"argument 'x' \(position 0\) .*Array has been deleted with shape=\w+\[4\]", kernel, array)
     assert kernel(heir)[0] == 8
 
 
@@ -268,7 +292,7 @@ def test_ctrl_c_while_an_array_is_exported(monkeypatch):
     name = "__dlpack__" if is_only_thread() else "addressable_data"
     own = getattr(type(array), name)
     monkeypatch.setattr(type(array), name, interrupted_once)
-    refused(KeyboardInterrupt, "^$", total, array)
+    check_raises(KeyboardInterrupt, "^$", total, array)
     assert total(array)[0] == 3
 
 
@@ -278,7 +302,7 @@ def test_outputs_that_jax_cannot_make_leave_nothing(monkeypatch):
     with references_kept(one), monkeypatch.context() as patch:
         patch.setattr(type(framework_of(one)), "tensor_of", lambda self, array, is_new, like: 1 / 0)
         for _ in range(3):
-            refused(ZeroDivisionError, "division", added, one, one)
+            check_raises(ZeroDivisionError, "division", added, one, one)
     assert added(one, one)[0].tolist() == [2, 2, 2]
 
 
@@ -286,7 +310,7 @@ def test_an_error_of_jax_names_the_argument_also_of_kernels_with_outputs():
     one, two = jnp.ones(3), jnp.ones(3)
     added(one, two)
     two.delete()
-    refused(RuntimeError, r"^added\(\): argument '\w+' \(position 1\) cannot be passed .*deleted", added, one, two)
+    check_raises(RuntimeError, r"^added\(\): argument '\w+' \(position 1\) cannot be passed .*deleted", added, one, two)
 
 
 @pytest.mark.parametrize("is_wide", [False, True])
@@ -314,15 +338,15 @@ def test_arrays_are_readonly():
         "for these argument types. It says:": (fast_args(lambda x: misspelt[0]), x),  # noqa: F821
     }
     for words, call in said.items():
-        refused(TypingError, rf"\A.*{words}", *call)
+        check_raises(TypingError, rf"\A.*{words}", *call)
 
 
 def test_threads():
-    def call(thread):
-        for i in range(1000 * thread, 1000 * thread + 500):
+    def call(first):
+        for i in range(first, first + 500):
             assert total(jnp.full(3, i, "float32"))[0] == 3 * i
 
-    together(4, call)
+    at_once(*(functools.partial(call, 1000 * i) for i in range(4)))
 
 
 DEVICES = """

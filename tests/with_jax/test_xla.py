@@ -1,6 +1,7 @@
 """Kernels in functions that JAX compiles: XLA's handler calls them, without Python. The oracle is the eager call, and JAX."""
 
 import contextlib
+import functools
 import gc
 import importlib
 import threading
@@ -9,10 +10,11 @@ import time
 import numba
 import numpy as np
 import pytest
-from exchanges import together
+from children import at_once
 from forked import fork_python
-from frameworks import jax_with_64_bits, refused
+from frameworks import jax_with_64_bits
 from interpreter import run_python
+from raising import check_raises
 from scale_kernels import elementwise
 
 from fastexchange import fast_args
@@ -212,7 +214,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("error", "message", "call"), REFUSED, ids=[each[1] for each in REFUSED])
 def test_what_cannot_be_traced_is_refused(error, message, call):
-    refused(error, message, call)
+    check_raises(error, message, call)
     assert np.array_equal(jax.jit(lambda x: filled(x + 2, 3))(x8), [2, 2, 2])
 
 
@@ -236,9 +238,9 @@ def test_an_exception_of_a_kernel_is_in_jaxs_error():
 
     compiled = jax.jit(checked)
     for _ in range(3):
-        refused(Exception, r"checked\(\): ValueError: \('too large', 5\.0\)", lambda: compiled(x8 + 5).block_until_ready())
+        check_raises((Exception,), r"checked\(\): ValueError: \('too large', 5.0\)", lambda: compiled(x8 + 5).block_until_ready())
         assert np.array_equal(compiled(x8), x8)
-    refused(Exception, "too large", lambda: jax.vmap(compiled)(jnp.array([[1.0], [2.0], [0.0]])).block_until_ready())
+    check_raises((Exception,), "too large", lambda: jax.vmap(compiled)(jnp.array([[1.0], [2.0], [0.0]])).block_until_ready())
 
 
 # ---- threads, Python, lifetimes --------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def test_several_threads_and_parallel_loops():
         for _ in range(20):
             assert np.allclose(compiled(x), wanted)
 
-    together(4, work)
+    at_once(*(functools.partial(work, i) for i in range(4)))
 
 
 @pytest.mark.slow
@@ -303,7 +305,7 @@ def test_a_kernel_that_returns_something_is_refused(returned):
     for options in ({"mutates": ("x", "y")}, {"out": "x[n] -> y[n]", "mutates": "x"}):
         given = (x8, x8) if "out" not in options else (x8,)
         compiled = jax.jit(fast_args(**options)(space["returns"]))
-        refused(TypeError, r"returns\(\): a kernel that JAX traces returns None", compiled, *given)
+        check_raises(TypeError, r"returns\(\): a kernel that JAX traces returns None", compiled, *given)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "uint32", "float8_e4m3fn"])
@@ -365,7 +367,7 @@ def test_a_kernel_is_recompiled_while_compiled_functions_run():
         while not ends.is_set():
             assert compiled(x8, 1.0)[0] == 1
 
-    together(4, work)
+    at_once(*(functools.partial(work, i) for i in range(4)))
 
 
 def test_a_kernel_is_recompiled_between_two_steps_of_a_call(monkeypatch):
@@ -444,7 +446,7 @@ def test_a_jax_that_does_not_take_the_handler_leaves_the_calls_to_python(monkeyp
     monkeypatch.setattr(xla_calls, "why_no_handler", lambda: "this one is another")
     assert calls_python(lambda x: scaled(x, three), x8 + 0) and np.array_equal(jax.jit(lambda x: scaled(x, three))(x8), x8 * 3)
     monkeypatch.setattr(xla_target, "why_no_handler", xla_calls.why_no_handler)
-    refused(RuntimeError, "this one is another", xla_target.register_xla_target)
+    check_raises(RuntimeError, "this one is another", xla_target.register_xla_target)
 
 
 # ---- other processes -------------------------------------------------------------------------------------------------------
