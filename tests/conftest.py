@@ -9,6 +9,7 @@ import sys
 
 import numba
 import pytest
+from children import switch_interval
 from frameworks import FRAMEWORKS, Framework
 from hypothesis import HealthCheck, settings
 from numba.core.runtime import _nrt_python
@@ -20,7 +21,7 @@ settings.register_profile("ci", _common, max_examples=30, derandomize=True)
 settings.register_profile("nightly", _common, max_examples=3500, derandomize=False, print_blob=True)
 settings.load_profile("ci")
 
-EXPECTED = "all tests take 5 minutes on two idle cores, three times that on a slow machine"
+EXPECTED = "all tests: 5 minutes on two idle cores, 9 in one process; three times that on a slow machine"
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
 
@@ -33,12 +34,6 @@ def pytest_cmdline_main(config):
         return
     if getattr(option, "numprocesses", 0) is None and all(map(os.path.isdir, config.args)) and not option.collectonly:
         option.numprocesses, option.dist = "auto", "worksteal"
-
-
-def pytest_report_header(config):
-    if getattr(config.option, "numprocesses", 0):
-        return EXPECTED
-    return None
 
 
 _seconds: collections.Counter[str] = collections.Counter()
@@ -56,7 +51,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_sessionstart(session):
-    """Compile the package's native code, unless it is cached: programs under test would say on stderr that they do."""
+    """Say how long it takes; compile the package's native code, unless it is cached: programs under test would say they do."""
     program = """
 import sys
 from fastexchange._native_build import native_code
@@ -64,9 +59,13 @@ from fastexchange._native_build import native_code
 for each in list(native_code())[:: int(sys.argv[1])]:
     getattr(each, "address", 0)
 """
-    if not session.config.option.collectonly and not hasattr(session.config, "workerinput"):
-        orders = [subprocess.Popen([sys.executable, "-c", program, step]) for step in ("1", "-1")]  # they meet in the middle
-        assert [each.wait() for each in orders] == [0, 0]
+    config = session.config
+    if not config.option.collectonly and not hasattr(config, "workerinput"):
+        if config.args == config.getini("testpaths") and config.option.markexpr == "not slow and not nightly":
+            config.pluginmanager.get_plugin("terminalreporter").write_line(EXPECTED)
+        first = subprocess.Popen([sys.executable, "-c", program, "1"])
+        second = subprocess.Popen([sys.executable, "-c", program, "-1"], stderr=subprocess.DEVNULL)  # they meet in the middle
+        assert [first.wait(), second.wait()] == [0, 0]
 
 
 @pytest.fixture(params=FRAMEWORKS, ids=str)
@@ -101,6 +100,13 @@ def _quick_collections(_collections_from_time_to_time):
     """Garbage collection looks at what a test makes, not at all that compiler, frameworks and other tests made before."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def switching():
+    """Threads take turns after a microsecond."""
+    with switch_interval(1e-6):
+        yield
 
 
 @pytest.fixture

@@ -246,12 +246,15 @@ def by_its_table(x):
     return imported(managed)
 
 
-CALLS = {
+FROM_AND_TO = {
     "from_dlpack": from_dlpack,
     "from_dlpack, keywords": lambda x: from_dlpack(x, dtype=None, copy=None),
     "from_dlpack to the CPU": lambda x: from_dlpack(x, device="cpu"),
     "to_dlpack": to_versioned,
     "to_dlpack, a copy": lambda x: to_versioned(x, copy=True),
+}
+CALLS = {
+    **FROM_AND_TO,
     "convert": lambda x: convert(x, np.ndarray),
     "convert, keywords": lambda x: convert(x, np.ndarray, copy=False),
     "convert, a copy": lambda x: convert(x, np.ndarray, copy=True),

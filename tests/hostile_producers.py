@@ -274,7 +274,7 @@ CONTENTS = {
         {"device_type": -1, "device_id": -1, "ndim": -1, **NO_SHAPE, "lanes": 2**16 - 1, "code": 255, "bits": 255,
          "data": 2**64 - 1, "byte_offset": 2**64 - 1}, REFUSED, ""),
 }  # fmt: skip
-"""By name: the lies, how a call ends (a result, an exception type, or one of several), a word of the message."""
+"""By name: what a tensor says, how a call ends (a result, an exception type, or one of several), a word of the message."""
 
 EXPORTED = {
     "major version 2": ({"version": (2, 0)}, REFUSED, "DLPack ABI"),

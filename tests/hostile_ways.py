@@ -119,16 +119,17 @@ def check_end(end, ends, word="", name: str | None = "x", position=1) -> None:
             assert needed in message, message
 
 
-def check_ways(ways: dict, ends, word="", act=None, **lies) -> None:
-    """By each of the ways, all alike: a tensor that lies, or whose function does as `act` says, ends three calls as told.
+def check_ways(ways: dict, what, ends, word: str) -> None:
+    """By each of the ways, all alike, a tensor ends three calls as told: `what` it says (a dict of lies), or its function does.
 
     All is given back; calls with the tensor when it is honest, and with another, are right.
     """
-    is_read = act is not None or isinstance(ends, float) or (isinstance(ends, tuple) and isinstance(ends[-1], float))
+    lies = what if isinstance(what, dict) else {}
+    is_read = not lies or isinstance(ends, float) or (isinstance(ends, tuple) and isinstance(ends[-1], float))
     kernels, seen = TOTALS if is_read else SIZES, {}
     for name, (function, make, call) in ways.items():
         with scene(name):
-            tensor = make(kernels, **(lies if act is None else {function: act}))
+            tensor = make(kernels, **(lies or {function: what}))
             with kept(*[tensor] * ("deleter" not in lies)):
                 got = [end_of(call, kernels, tensor) for _ in range(3)]
             for end in got:

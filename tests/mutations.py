@@ -1,8 +1,8 @@
 """How many faults the tests catch: ``python tests/mutations.py`` changes random lines of the package, one at a time.
 
 For each change it runs tests, in a copy of the checkout, until one fails: at most `MOST_TESTS` of those that run the line, as a
-first run of all tests has written down (``--covered FILE``: kept there, or read from there); then those of the folders in
-`FOLDERS`, since nothing is written down of lines that Numba compiles, and of forked processes. A test that fails without the
+first run of all tests has written down (``--covered FILE``: kept there, or read from there); then those that CONTRIBUTING names
+for the file, since nothing is written down of lines that Numba compiles, and of forked processes. A test that fails without the
 change, too, is left out. Prints two lines a change, and the sums at the end. ``--seed`` says which lines, so that two versions of
 the tests are compared over the same changes. Needs pytest-cov, and an environment in which the package is not installed. It takes
 hours.
@@ -16,6 +16,7 @@ import copy
 import os
 import queue
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -26,13 +27,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fastexchange"
-FOLDERS = {
-    "arguments": ("calls", "exchange"), "calls": ("calls", "pytorch"), "command": ("command",), "cuda": ("cuda",),
-    "dispatch": ("calls", "exchange", "half"), "exchange": ("exchange", "calls"), "jax": ("with_jax", "cuda"),
-    "ground": ("exchange", "calls", "cache", "numbas", "half"), "measuring": ("command",), "producers": ("exchange", "pytorch"),
-    "torch": ("pytorch", "calls", "exchange"),
-}  # fmt: skip
-"""The folders of tests for each folder of the package."""
 MOST_TESTS = 300
 SWAPPED = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Is: ast.IsNot,
@@ -122,6 +116,14 @@ def tests_of(covered: Path, name: str, line: int) -> list[str]:
     return found[:MOST_TESTS]
 
 
+def folders_to_test(name: str) -> list[str]:
+    """The tests that CONTRIBUTING names for changes of a file of the package, by its name there; none if no row has it."""
+    rows = re.findall(r"^\| (`.*?`) \| `(tests/.*?)` \|", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+    named = {place: tests.split() for places, tests in rows for place in re.findall("`(.*?)`", places)}
+    fits = [place for place in named if name == place or (place.endswith("/") and name.startswith(place))]
+    return named[max(fits, key=len)] if fits else []
+
+
 CAUGHT, MISSED, UNDECIDED = "caught", "NOT CAUGHT", "undecided"
 
 
@@ -131,10 +133,10 @@ def is_caught(checkout: Path, covered: Path, name: str, line: int, new: str, sec
     source = path.read_text()
     lines = source.splitlines()
     lines[line - 1] = new
-    folders = [f"tests/{folder}" for folder in FOLDERS.get(Path(name).parts[1], ("",))]
+    name_there = str(Path(name).relative_to(PACKAGE.name))
     left_out: list[str] = []
     try:
-        for tests in filter(None, (tests_of(covered, name, line), folders)):
+        for tests in filter(None, (tests_of(covered, name, line), folders_to_test(name_there))):
             while True:
                 path.write_text("\n".join(lines) + "\n")
                 done = run_tests(checkout, "-x", "-n0", *left_out, *tests, seconds=seconds)

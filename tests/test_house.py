@@ -6,6 +6,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from mutations import folders_to_test
 
 import fastexchange
 
@@ -140,6 +141,25 @@ def test_files_that_documents_name_exist(document):
     pattern = r"(?<![\w/.])((?:tests|perf|fastexchange|notebooks|kernels|examples)/[\w/]+\.\w+)"
     named = re.findall(pattern, (ROOT.parent / document).read_text("utf-8"))
     assert named and [path for path in named if not (ROOT.parent / path).exists()] == []
+
+
+def test_every_file_of_the_package_has_a_command_before_a_commit():
+    """CONTRIBUTING names it, and folders that exist."""
+    given = {name: folders_to_test(str(path.relative_to(ROOT))) for name, path in MODULES.items() if name != "_abi"}
+    assert [name for name, tests in given.items() if not tests or not all((ROOT.parent / each).is_dir() for each in tests)] == []
+
+
+def test_each_promise_has_tests_that_run_by_default():
+    """Of each file that SECURITY names beside a promise some tests are neither slow nor nightly."""
+    rows = re.findall(r"^\| .*\*\*.* \| (.*) \|$", (ROOT.parent / "SECURITY.md").read_text("utf-8"), re.MULTILINE)
+    named = [re.findall(r"`(tests/(?:\w+/)?test_\w+\.py|tests/\w+)`", row) for row in rows]
+    assert len(rows) > 20 and all(named)
+    for file in {each for files in named for each in files if each.endswith(".py")}:
+        text = (ROOT.parent / file).read_text("utf-8")
+        assert not re.search(r"^pytestmark = .*\.(slow|nightly)", text, re.MULTILINE), file
+        tests = [each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")]
+        marks = [" ".join(map(ast.unparse, each.decorator_list)) for each in tests]
+        assert any(not re.search(r"mark\.(slow|nightly)", each) for each in marks), file
 
 
 def test_no_version_number_decides():

@@ -309,6 +309,12 @@ def test_what_nobody_loads_is_removed(folder):
     assert all(abs(path.stat().st_mtime - time.time()) < 90 * 86400 for path in folder.path.glob("*.entry"))
 
 
+def test_what_is_beyond_the_limit_is_not_read(folder, entry, monkeypatch):
+    size = entry.stat().st_size
+    monkeypatch.setattr(disk_cache, "MAX_BYTES", size - 1)
+    assert folder.load("name", "key") is None and folder.contents().refused == [f"{entry.name}: it has {size} bytes"]
+
+
 @pytest.mark.parametrize("limit", ["MAX_ENTRIES", "MAX_BYTES"])
 def test_the_oldest_go_first(folder, monkeypatch, limit):
     for number in range(10):

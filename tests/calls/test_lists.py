@@ -151,17 +151,18 @@ def test_a_changed_list_is_changed_and_what_it_loses_is_set_free(framework):
 
 
 def test_a_list_passed_twice_is_one_list_and_is_changed_although_the_kernel_raises():
-    def grow(one, other):
+    def grow(before, one, other):
         one.append(other[0])
         if len(other) == 4:
             raise ValueError("no more")
-        return len(other)
+        return len(before), len(other)
 
     for kernel in (numba.njit(grow), fast_args(grow)):
-        x, y = arrays(2), arrays(2)
-        assert kernel(x, x) == 3 and len(x) == 3 and x[2] is x[0] and kernel(y, y[:]) == 2 and len(y) == 3
+        x, y, z = arrays(2), arrays(2), arrays(2)
+        assert kernel(arrays(1), x, x) == (1, 3) and len(x) == 3 and x[2] is x[0]
+        assert kernel(arrays(1), y, y[:]) == (1, 2) and len(y) == 3 and kernel(z, z, x) == (3, 3) and z[2] is x[0]
     for x in [arrays(3) for _ in range(3)]:
-        assert type_and_message(kernel, x, x) == (ValueError, "no more") and len(x) == 4 and x[3] is x[0]
+        assert type_and_message(kernel, arrays(1), x, x) == (ValueError, "no more") and len(x) == 4 and x[3] is x[0]
 
 
 @needs_torch

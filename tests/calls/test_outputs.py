@@ -255,6 +255,8 @@ UNFIT = [  # a notation, the shape of x, w's shape or k, the error
     (HUGE, 3, 2**70, OverflowError, r"argument 'k' .position 1. is an extent that does not fit into 64 bits"),
     (DEEP, (1,) * 63, (2,), ValueError, "output 'y' cannot be made: it has more than 64"),
     (("x[n], w[m] -> y[n + 1099511627776 * 1099511627776 - m]", of_x_w), (1,), (1,), ValueError, "dimension .* is too large"),
+    (("x[n], w[m] -> y[n], z[1, n // (m - 1)]", of_x_w_z), (1,), (1,), ValueError, r"'z' .* n // \(m - 1\) divides by zero"),
+    (("x[n], w[m] -> y[n], z[1, (n + 2147483647) * (m + 4294967296)]", of_x_w_z), (1,), (1,), ValueError, "'z' .* is too large"),
 ]
 JUST_FIT = [  # the shape of the output; of many names and of many operands, too
     (RESTS, (5, 3), (2, 5), (5,)), (LESS, 3, 3, (0,)), (DEEP, (1,) * 62, (2,), (*(1,) * 62, 2, 1)),

@@ -11,6 +11,89 @@ from shell import COMPILER, ROOT, run
 
 from fastexchange.ground.dlpack import CDEF
 
+WRONG = {
+    "leaks": "exports hold the tensor and let it go: a hundred exports and their deleters leave +100 references to the tensor",
+    "without_strides": "managed_tensor_from_py_object_no_sync: its strides are NULL",
+    "of_another_type": "the same as __dlpack__: dtype (2, 16, 1), __dlpack__ says (2, 32, 1)",
+    "writes_nothing": "managed_tensor_from_py_object_no_sync: it returned 0, and wrote no tensor",
+    "fails": "managed_tensor_from_py_object_no_sync: it returned -1, and set no exception",
+    "sets_an_exception": "managed_tensor_from_py_object_no_sync: it returned 0 and left ValueError set",
+    "elsewhere": "dltensor_from_py_object_no_sync: address 0x",
+    "of_other_strides": "dltensor_from_py_object_no_sync: strides (7, 7), the export says (3, 1)",
+    "refuses_views": "dltensor_from_py_object_no_sync: it refuses readonly memory by ValueError",
+    "crashes": "dltensor_from_py_object_no_sync: the process that checked it ended by SIGSEGV",
+    "exits": "dltensor_from_py_object_no_sync: the process that checked it ended by exit code 0",
+    "hangs": "dltensor_from_py_object_no_sync: did not end within 20 s",
+    "deletes_at_once": "managed_tensor_to_py_object_no_sync: it called the deleter, and the tensor that it made lives",
+    "imports_other_strides": "managed_tensor_to_py_object_no_sync: strides (1, 2), the export that it got says (3, 1)",
+    "borrows_the_shape": "managed_tensor_allocator: shape (",
+    "allocates_only_matrices": "managed_tensor_allocator: shape (2, 3), the prototype says (2, 3, 4)",
+    "tells_and_returns_0": "managed_tensor_allocator: for 2**80 elements it called SetError, and returned 0",
+    "no_stream": "current_work_stream: it returned -1, and set no exception",
+    "a_stream": "current_work_stream: it wrote 0x101010101010101 for the CPU",
+    "silent_stream": "current_work_stream: it returned 0 for device (1, 0), and wrote no stream",
+    "number": "table: float has no attribute __dlpack_c_exchange_api__",
+}
+"""By the function of `TABLES` that makes its tensor: what is said of a table."""
+NOT_MADE = {"fails": 8, "sets_an_exception": 8, "writes_nothing": 8, "crashes": 4, "exits": 4, "hangs": 4, "number": 9}
+"""How many of the ten checks could not be made."""
+pytestmark = [
+    pytest.mark.slow, pytest.mark.skipif(not hasattr(torch, "Tensor") or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
+                                         reason="PyTorch 2.10 or newer has a table"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("conformance")
+    (made / "tables.py").write_text(TABLES)
+    return made
+
+
+@pytest.mark.parametrize(("name", "count"), [("tensors", 30), ("arrays", 20)])
+def test_right_tables(folder, name, count):
+    done = run("conformance", f"tables:{name}", path=folder)
+    assert done.returncode == 0 and f"all {count} right" in done.stdout and "wrong" not in done.stdout, done.stdout
+    assert ("readonly" in done.stdout) == (name == "arrays") and "what the function prints" not in done.stdout
+
+
+@pytest.mark.parametrize("name", at_night(WRONG, "of_another_type", "fails", "exits", "sets_an_exception", "deletes_at_once"))
+def test_wrong_tables(folder, name):
+    done = run("conformance", f"tables:{name}", "--timeout", "20", path=folder)
+    *lines, last = done.stdout.splitlines()
+    wrong = [line.removeprefix("wrong  ") for line in lines if line.startswith("wrong  ")]
+    assert done.returncode == 1 and any(line.startswith(WRONG[name]) for line in wrong), done.stdout
+    assert "_Wrong" not in done.stdout and "_Described" not in done.stdout
+    assert ("not made" in last) == (name in NOT_MADE), last
+    if name in NOT_MADE:
+        assert len(wrong) == 1 and last.endswith(f"; not made: {NOT_MADE[name]} of 10 checks"), done.stdout
+    if name == "fails":
+        assert "-      current_work_stream: not checked: needs an export" in lines
+
+
+@pytest.mark.parametrize(("what", "said"), [
+    ("tables", "name a function that makes a tensor"), ("tables:nothing", "has no 'nothing'"), ("tables:none", "made no tensor"),
+    ("tables:NAME", "is no function"), ("no_such_module:f", "cannot be imported"),
+])  # fmt: skip
+def test_bad_input(folder, what, said):
+    done = run("conformance", what, path=folder)
+    assert done.returncode == 2 and said in done.stderr and not done.stdout, done
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+def test_the_table_that_the_documents_show(tmp_path):
+    """The C of ``docs/users/producers.md`` is that of the example, whose table is right."""
+    source = (ROOT / "examples/exchange_table/vectors.c").read_text()
+    shown = re.findall(r"^```c\n(.*?)^```", (ROOT / "docs/users/producers.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(shown) == 3 and [each for each in shown if each not in source] == []
+    (tmp_path / "dlpack.h").write_text(f"#include <stdint.h>\n{CDEF}")
+    (tmp_path / "made.py").write_text("import vectors\ndef tensors(): return [vectors.zeros(5), vectors.zeros(0)]\n")
+    options = ["-Wall", "-Werror", "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", f"-I{tmp_path}"]
+    subprocess.run([COMPILER, *options, "-o", tmp_path / "vectors.so", "-xc", "-"], input=source, text=True, check=True)
+    done = run("conformance", "made:tensors", path=tmp_path)
+    assert done.returncode == 0 and "all 20 right" in done.stdout, done.stdout
+
+
 TABLES = """
 import ctypes, os, time
 import numba
@@ -132,83 +215,3 @@ imports_other_strides = lambda: with_another(IMPORT, prepare=turn)
 borrows_the_shape = lambda: with_another(ALLOCATOR, lend_the_shape)
 allocates_only_matrices = lambda: with_another(ALLOCATOR, prepare=flatten, of=torch.arange(24.0).reshape(2, 3, 4))
 """
-WRONG = {
-    "leaks": "exports hold the tensor and let it go: a hundred exports and their deleters leave +100 references to the tensor",
-    "without_strides": "managed_tensor_from_py_object_no_sync: its strides are NULL",
-    "of_another_type": "the same as __dlpack__: dtype (2, 16, 1), __dlpack__ says (2, 32, 1)",
-    "writes_nothing": "managed_tensor_from_py_object_no_sync: it returned 0, and wrote no tensor",
-    "fails": "managed_tensor_from_py_object_no_sync: it returned -1, and set no exception",
-    "sets_an_exception": "managed_tensor_from_py_object_no_sync: it returned 0 and left ValueError set",
-    "elsewhere": "dltensor_from_py_object_no_sync: address 0x",
-    "of_other_strides": "dltensor_from_py_object_no_sync: strides (7, 7), the export says (3, 1)",
-    "refuses_views": "dltensor_from_py_object_no_sync: it refuses readonly memory by ValueError",
-    "crashes": "dltensor_from_py_object_no_sync: the process that checked it ended by SIGSEGV",
-    "exits": "dltensor_from_py_object_no_sync: the process that checked it ended by exit code 0",
-    "hangs": "dltensor_from_py_object_no_sync: did not end within 20 s",
-    "deletes_at_once": "managed_tensor_to_py_object_no_sync: it called the deleter, and the tensor that it made lives",
-    "imports_other_strides": "managed_tensor_to_py_object_no_sync: strides (1, 2), the export that it got says (3, 1)",
-    "borrows_the_shape": "managed_tensor_allocator: shape (",
-    "allocates_only_matrices": "managed_tensor_allocator: shape (2, 3), the prototype says (2, 3, 4)",
-    "tells_and_returns_0": "managed_tensor_allocator: for 2**80 elements it called SetError, and returned 0",
-    "no_stream": "current_work_stream: it returned -1, and set no exception",
-    "a_stream": "current_work_stream: it wrote 0x101010101010101 for the CPU",
-    "silent_stream": "current_work_stream: it returned 0 for device (1, 0), and wrote no stream",
-    "number": "table: float has no attribute __dlpack_c_exchange_api__",
-}
-NOT_MADE = {"fails": 8, "sets_an_exception": 8, "writes_nothing": 8, "crashes": 4, "exits": 4, "hangs": 4, "number": 9}
-"""How many of the ten checks could not be made."""
-pytestmark = [
-    pytest.mark.slow, pytest.mark.skipif(not hasattr(torch, "Tensor") or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
-                                         reason="PyTorch 2.10 or newer has a table"),
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("conformance")
-    (made / "tables.py").write_text(TABLES)
-    return made
-
-
-@pytest.mark.parametrize(("name", "count"), [("tensors", 30), ("arrays", 20)])
-def test_right_tables(folder, name, count):
-    done = run("conformance", f"tables:{name}", path=folder)
-    assert done.returncode == 0 and f"all {count} right" in done.stdout and "wrong" not in done.stdout, done.stdout
-    assert ("readonly" in done.stdout) == (name == "arrays") and "what the function prints" not in done.stdout
-
-
-@pytest.mark.parametrize("name", at_night(WRONG, "of_another_type", "fails", "exits", "sets_an_exception", "deletes_at_once"))
-def test_wrong_tables(folder, name):
-    done = run("conformance", f"tables:{name}", "--timeout", "20", path=folder)
-    *lines, last = done.stdout.splitlines()
-    wrong = [line.removeprefix("wrong  ") for line in lines if line.startswith("wrong  ")]
-    assert done.returncode == 1 and any(line.startswith(WRONG[name]) for line in wrong), done.stdout
-    assert "_Wrong" not in done.stdout and "_Described" not in done.stdout
-    assert ("not made" in last) == (name in NOT_MADE), last
-    if name in NOT_MADE:
-        assert len(wrong) == 1 and last.endswith(f"; not made: {NOT_MADE[name]} of 10 checks"), done.stdout
-    if name == "fails":
-        assert "-      current_work_stream: not checked: needs an export" in lines
-
-
-@pytest.mark.parametrize(("what", "said"), [
-    ("tables", "name a function that makes a tensor"), ("tables:nothing", "has no 'nothing'"), ("tables:none", "made no tensor"),
-    ("tables:NAME", "is no function"), ("no_such_module:f", "cannot be imported"),
-])  # fmt: skip
-def test_bad_input(folder, what, said):
-    done = run("conformance", what, path=folder)
-    assert done.returncode == 2 and said in done.stderr and not done.stdout, done
-
-
-@pytest.mark.skipif(COMPILER is None, reason="no C compiler")
-def test_the_table_that_the_documents_show(tmp_path):
-    """The C of ``docs/users/producers.md`` is that of the example, whose table is right."""
-    source = (ROOT / "examples/exchange_table/vectors.c").read_text()
-    shown = re.findall(r"^```c\n(.*?)^```", (ROOT / "docs/users/producers.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(shown) == 3 and [each for each in shown if each not in source] == []
-    (tmp_path / "dlpack.h").write_text(f"#include <stdint.h>\n{CDEF}")
-    (tmp_path / "made.py").write_text("import vectors\ndef tensors(): return [vectors.zeros(5), vectors.zeros(0)]\n")
-    options = ["-Wall", "-Werror", "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", f"-I{tmp_path}"]
-    subprocess.run([COMPILER, *options, "-o", tmp_path / "vectors.so", "-xc", "-"], input=source, text=True, check=True)
-    done = run("conformance", "made:tensors", path=tmp_path)
-    assert done.returncode == 0 and "all 20 right" in done.stdout, done.stdout

@@ -37,6 +37,7 @@ def with_defaults(a, b=2, c=3.5):
     pass
 
 
+@pytest.mark.slow
 def test_keywords_and_defaults(record, package, x):
     """Of what does not fit the parameters nothing is kept."""
     kernel = fast_args(package.jit(with_defaults))
@@ -439,6 +440,7 @@ def test_pickling(record, package):
     is_refused(lambda: pickle.dumps(kernel[1, 32, 1]), TypeError, "stream")
 
 
+@pytest.mark.slow
 def test_the_disk_cache(package, tmp_path):
     imports = f"from {package.__name__} import jit\nfrom fastexchange import fast_args\n"
     (tmp_path / "compiled_kernels.py").write_text(f"{imports}@fast_args\n@jit(cache=True)\ndef fast(a, x):\n    x[0] = a\n")

@@ -132,6 +132,7 @@ def test_configurations_beyond_the_limits(record, kernels):
     assert record.launches[-1].grid == (most, 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.both_packages
 def test_a_process_with_a_broken_context_ends(package):
     """Nothing of ours that is torn down at its end calls the driver, which refuses every call by then."""
@@ -251,14 +252,17 @@ os.write(1, f"{len(stub.launches)}\\n".encode())
     (f"stub.set_version(13020)\n{_QUESTIONS}", "[3, 3, 3] []\n"),  # counts parameters, so it is asked for no other
     (f"stub.set_version(13000)\n{_QUESTIONS}", "[3, 3, 3] ['cuFuncGetParamInfo']\n"),
 ], ids=["other parameters", "a driver that counts them", "an older one"])  # fmt: skip
+@pytest.mark.slow
 def test_what_the_driver_reports_of_parameters(package, code, said):
     assert run_package(code, package) == said
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package):
     run_package(_ODD_INTERPRETER, package)
 
 
+@pytest.mark.slow
 @needs_fork
 def test_after_a_fork(package):
     assert run_package(_FORK, package) == "[True, True, True, True] 2\n5\n"
@@ -295,6 +299,7 @@ assert fast_args(lambda x: x + 1)(1) == 2
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(real_driver(), reason=f"there is a {SONAME}")
 def test_without_a_driver():
     names = list(filter(is_installed, PACKAGES))
@@ -455,6 +460,7 @@ cuda.current_context()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*filter(is_installed, PACKAGES)])
 def test_native_code_that_is_switched_off(name, tmp_path):
     """The kernel's package makes all launches, with the checks of this one."""

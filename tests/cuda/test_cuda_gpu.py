@@ -199,6 +199,7 @@ def test_graphs(copy, torch):
 
 
 # ---- threads, devices, errors ----------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_new_threads_without_a_context(copy, tensors, stub_or_none, count):
     """The kernel is new to them: the first of them compiles and loads it."""

@@ -257,11 +257,13 @@ for device in (2, 1, 0):
     fast_args(cuda.jit(lambda x: None))[1, 32](DeviceTensor((4,), device=device))
     print(stub.current_context() == int(context), stub.launches[-1].device)
 """
+@pytest.mark.slow
 @pytest.mark.both_packages
 def test_each_architecture_has_a_kernel_of_its_own(package):
     assert run_package(_ARCHITECTURES, package) == "[0, 1, 2, 1, 0] 3\n"
 
 
+@pytest.mark.slow
 @pytest.mark.both_packages
 def test_the_first_use_of_a_device_leaves_the_current_context(package):
     assert run_package(_CONTEXT, package) == "True 2\nTrue 1\nTrue 0\n"
@@ -341,6 +343,7 @@ for each in stub.log:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.both_packages
 def test_where_each_thread_has_a_default_stream_of_its_own(package):
     """Then it is that of launches without a producer's, and of the number 0; a framework's 0 still is the legacy one."""

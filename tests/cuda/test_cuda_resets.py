@@ -175,6 +175,7 @@ def at_the_end_of_the_process():
     launches_afterwards, launchers_with_streams_end, by_the_driver, by_the_other_package,
     of_another_device_or_by_another_thread, two_threads_that_begin_at_once_are_no_reset, at_the_end_of_the_process,
 ], ids=lambda scene: scene.__name__)  # fmt: skip
+@pytest.mark.slow
 def test_resets(package, scene):
     if scene is by_the_other_package and not all(map(is_installed, PACKAGES)):
         pytest.skip("one package is not installed")

@@ -1,7 +1,7 @@
 """Random tensors of every framework on every path, against plain ``@njit``; random bytes, against a model in Python.
 
-    python -m pytest -m slow tests/exchange/test_fuzz.py                                 # a few hundred examples, always the same
-    python -m pytest -m slow tests/exchange/test_fuzz.py --hypothesis-profile=nightly    # more than 50,000
+    pytest -m "not nightly" tests/exchange/test_fuzz.py                                 # a few hundred examples, always the same
+    pytest -m "not nightly" tests/exchange/test_fuzz.py --hypothesis-profile=nightly    # more than 50,000
 
 What fails is printed as a case, for example ``OneTensor(...)``, which ``check_one_tensor`` checks by itself: that is to become
 a test with a name. Should the process crash, its case is among the temporary files, in ``fastexchange-fuzz-<user id>.txt``.
@@ -40,25 +40,10 @@ from test_hostile_tables import OURS, REQUIRED, check_ends, held
 from fastexchange import FastKernel, exchange_api, fast_args
 
 assert no_violations  # a fixture
-pytestmark = pytest.mark.slow
-
 EXAMPLES = settings.default.max_examples
 """The profile's share of examples; each fuzzer takes some of them."""
 IS_NIGHTLY = EXAMPLES > 1000
 LAST = Path(tempfile.gettempdir(), f"fastexchange-fuzz-{os.getuid()}.txt")
-
-
-def fuzz(strategy: st.SearchStrategy, check: Callable, shares: float) -> None:
-    """Check that many of the profile's shares of examples; each is left for whoever looks after a crash."""
-
-    def noted(case):
-        LAST.write_text(f"{case!r}\n")
-        check(case)
-
-    settings(max_examples=math.ceil(shares * EXAMPLES))(given(strategy)(noted))()
-
-
-NUMBERS = tuple(name for name in frameworks.NUMPY_DTYPES if name != "f2")  # which Numba hardly compiles on a CPU
 
 
 @dataclass(frozen=True)
@@ -97,6 +82,47 @@ SOURCES = [
     Source("wrapper", lambda array: Wrapper(Tabled(array))),
 ]  # fmt: skip
 BY_NAME = {source.name: source for source in SOURCES}
+PATHS = ("first call", "cached call", "keywords", "another tensor's cached call")
+GROUPS = {
+    # name: (what is drawn for a source, shares of the examples)
+    "one tensor": (lambda source: calls_with_one(source, tuple(READERS)), 6),
+    # one of the same type, dtype and rank, but not the same layout
+    PATHS[-1]: (lambda source: calls_with_one(source, ("look",), range(4), PATHS[-1:]), 2),
+    "writing": (lambda source: calls_with_one(source, ("rotate",)), 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES, ids=BY_NAME)
+@pytest.mark.parametrize(("calls", "shares"), GROUPS.values(), ids=GROUPS)
+def test_one_tensor(calls, shares, source):
+    fuzz(calls(source), check_one_tensor, shares / len(SOURCES))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=BY_NAME)
+def test_each_source_by_each_path(source):
+    """Whatever examples are drawn; and what is called a cached call is one."""
+    kind = kinds(source, NUMBERS, range(6))[0]
+    shape = (3,) * kind.ndim
+    strides = tuple(fuzzing.compact(shape, np.dtype(kind.dtype).itemsize, "C"))
+    spec = Spec(kind.dtype, shape, strides, readonly=kind.readonly)
+    kernel, tensor = new_kernel(KERNELS["look"]), source.make(spec.build()[0])
+    for path in PATHS:
+        for name in (*READERS, "rotate"):
+            check_one_tensor(OneTensor(source.name, name, path, spec, spec))
+    kernel(tensor)
+    assert is_fast(kernel, tensor)
+
+
+# ---- how one tensor is drawn, and checked ----------------------------------------------------------------------------
+def fuzz(strategy: st.SearchStrategy, check: Callable, shares: float) -> None:
+    """Check that many of the profile's shares of examples; each is left for whoever looks after a crash."""
+
+    def noted(case):
+        LAST.write_text(f"{case!r}\n")
+        check(case)
+
+    settings(max_examples=math.ceil(shares * EXAMPLES))(given(strategy)(noted))()
 
 
 def first(x):
@@ -122,8 +148,6 @@ READERS = {function.__name__: fast_args(function) for function in (fuzzing.look,
 READERS |= {"look, nogil": fast_args(fuzzing.look, nogil=True), "keep": fast_args(keep, returns=np.ndarray)}
 KERNELS = READERS | {"rotate": fast_args(rotate)}
 
-PATHS = ("first call", "cached call", "keywords", "another tensor's cached call")
-
 
 def make_call(kernel: FastKernel, path: str, arguments: tuple, rehearsal: tuple):
     """The call that a path ends with, not made yet. `rehearsal`: the arguments of the call that makes a cache entry."""
@@ -147,7 +171,7 @@ def is_identical(got, want) -> bool:
     return repr(got) == repr(want)
 
 
-# ---- one tensor ------------------------------------------------------------------------------------------------------
+NUMBERS = tuple(name for name in frameworks.NUMPY_DTYPES if name != "f2")  # which Numba hardly compiles on a CPU
 FEW = ("f8", "i2", "c8", "?")
 """The dtypes of most tests. With all, most of the time would go into compiling."""
 KINDS_IN_CI = (("f8", 1), ("i2", 2), ("c8", 3), ("?", 0), ("f4", 5), ("f4", 1), ("u1", 1))
@@ -212,36 +236,6 @@ def check_one_tensor(case: OneTensor) -> None:
         if ledger.out:
             gc.collect()
         ledger.check(ledger.made)
-
-
-GROUPS = {
-    # name: (what is drawn for a source, shares of the examples)
-    "one tensor": (lambda source: calls_with_one(source, tuple(READERS)), 6),
-    # one of the same type, dtype and rank, but not the same layout
-    PATHS[-1]: (lambda source: calls_with_one(source, ("look",), range(4), PATHS[-1:]), 2),
-    "writing": (lambda source: calls_with_one(source, ("rotate",)), 2),
-}
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=BY_NAME)
-@pytest.mark.parametrize(("calls", "shares"), GROUPS.values(), ids=GROUPS)
-def test_one_tensor(calls, shares, source):
-    fuzz(calls(source), check_one_tensor, shares / len(SOURCES))
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=BY_NAME)
-def test_each_source_by_each_path(source):
-    """Whatever examples are drawn; and what is called a cached call is one."""
-    kind = kinds(source, NUMBERS, range(6))[0]
-    shape = (3,) * kind.ndim
-    strides = tuple(fuzzing.compact(shape, np.dtype(kind.dtype).itemsize, "C"))
-    spec = Spec(kind.dtype, shape, strides, readonly=kind.readonly)
-    kernel, tensor = new_kernel(KERNELS["look"]), source.make(spec.build()[0])
-    for path in PATHS:
-        for name in (*READERS, "rotate"):
-            check_one_tensor(OneTensor(source.name, name, path, spec, spec))
-    kernel(tensor)
-    assert is_fast(kernel, tensor)
 
 
 # ---- random bytes ----------------------------------------------------------------------------------------------------

@@ -91,6 +91,80 @@ ACTIONS = {
 """What a tensor does, and what comes of it."""
 
 
+# ---- when they do it -------------------------------------------------------------------------------------------------
+FAST = "before a view, in a cached call"
+TIMES = {
+    "before a view": (lambda act: new(Viewed, view=before(act)), total),
+    "after a view": (lambda act: new(Viewed, view=hostile.after(lambda tensor, out: act(tensor))), total),
+    FAST: (lambda act: in_a_cached_call(act), warm_total),
+    "before an export": (lambda act: new(Exported, export=before(act)), total),
+    "before an export without the GIL": (lambda act: new(Viewed, export=before(act)), unlocked_total),
+    "in __dlpack__": (lambda act: new(Gives, lambda tensor: act(tensor) or versioned(tensor)), total),
+    "in legacy __dlpack__": (lambda act: new(GivesLegacy, lambda tensor: act(tensor) or legacy(tensor)), total),
+    "in the deleter of an export": (lambda act: when_deleted(act, base=Exported), total),
+    "in the deleter of an export without the GIL": (lambda act: when_deleted(act, base=Viewed), unlocked_total),
+    "in the deleter of a capsule": (lambda act: capsule_deleted(act, Gives), total),
+    "in the deleter of a legacy capsule": (lambda act: capsule_deleted(act, GivesLegacy, **LEGACY), total),
+}
+"""What gives a tensor that acts then, and the kernel that is called with it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "kernel"), TIMES.values(), ids=TIMES)
+@pytest.mark.parametrize(("action", "result"), ACTIONS.values(), ids=ACTIONS)
+def test_producers_that_do_something_else_first(action, result, make, kernel):
+    act = Once(action, kernel, result)
+    tensor = make(act)
+    with kept(tensor):
+        for _ in range(3):
+            check_end(end_of(kernel, 1.0, tensor), 6.0)
+    act.check(tensor)
+
+
+def new(base, *arguments, **acts):
+    return type("Once", (base,), {})(*arguments, **acts)
+
+
+def in_a_cached_call(act):
+    warm(warm_total)
+    tensor = Turning(view=before(act), behaves=True)
+    assert warm_total(1.0, tensor) == 6.0
+    tensor.behaves = False
+    return tensor
+
+
+def when_deleted(act, make=new, **form):
+    references = []
+    tensor = make(delete=lambda: act(references[0]()), **form)
+    references.append(weakref.ref(tensor))
+    return tensor
+
+
+def capsule_deleted(act, cls, **form):
+    return when_deleted(act, gives_deleting, cls=type("Once", (cls,), {}), **form)
+
+
+class Once:
+    """Does an action, but not while it does it already, and only in this thread."""
+
+    def __init__(self, action, kernel, result=None):
+        self.action, self.kernel, self.busy, self.ends, self.result = action, kernel, False, [], result
+
+    def __call__(self, tensor):
+        if not self.busy and threading.current_thread() is threading.main_thread():
+            self.busy = True
+            behaved, tensor.behaves = getattr(tensor, "behaves", None), True
+            self.ends.append(end_of(self.action, tensor, self.kernel))
+            self.busy, tensor.behaves = False, behaved
+
+    def check(self, tensor):
+        assert self.ends and all(end == self.result for end in self.ends), self.ends
+        forget_notes(tensor)
+        tensor.ledger.check(tensor.ledger.made)
+        assert self.kernel(1.0, np.arange(4.0)) == self.kernel(1.0, Turning(behaves=True)) == 6.0
+
+
+# ---- producers that change what the call relies on -------------------------------------------------------------------
 def delete_its_attributes(tensor, kernel):
     for name in (ATTRIBUTE, "__dlpack__", "__dlpack_device__"):
         if name in vars(type(tensor)):
@@ -115,79 +189,6 @@ CHANGES = {
     "rebases its class": lambda tensor, kernel: setattr(type(tensor), "__bases__", (derived("Base", tensor),)),
     "recompiles the kernel": recompile_the_kernel,
 }
-
-
-# ---- when they do it -------------------------------------------------------------------------------------------------
-def new(base, *arguments, **acts):
-    return type("Once", (base,), {})(*arguments, **acts)
-
-
-def in_a_cached_call(act):
-    warm(warm_total)
-    tensor = Turning(view=before(act), behaves=True)
-    assert warm_total(1.0, tensor) == 6.0
-    tensor.behaves = False
-    return tensor
-
-
-def when_deleted(act, make=new, **form):
-    references = []
-    tensor = make(delete=lambda: act(references[0]()), **form)
-    references.append(weakref.ref(tensor))
-    return tensor
-
-
-def capsule_deleted(act, cls, **form):
-    return when_deleted(act, gives_deleting, cls=type("Once", (cls,), {}), **form)
-
-
-FAST = "before a view, in a cached call"
-TIMES = {
-    "before a view": (lambda act: new(Viewed, view=before(act)), total),
-    "after a view": (lambda act: new(Viewed, view=hostile.after(lambda tensor, out: act(tensor))), total),
-    FAST: (in_a_cached_call, warm_total),
-    "before an export": (lambda act: new(Exported, export=before(act)), total),
-    "before an export without the GIL": (lambda act: new(Viewed, export=before(act)), unlocked_total),
-    "in __dlpack__": (lambda act: new(Gives, lambda tensor: act(tensor) or versioned(tensor)), total),
-    "in legacy __dlpack__": (lambda act: new(GivesLegacy, lambda tensor: act(tensor) or legacy(tensor)), total),
-    "in the deleter of an export": (lambda act: when_deleted(act, base=Exported), total),
-    "in the deleter of an export without the GIL": (lambda act: when_deleted(act, base=Viewed), unlocked_total),
-    "in the deleter of a capsule": (lambda act: capsule_deleted(act, Gives), total),
-    "in the deleter of a legacy capsule": (lambda act: capsule_deleted(act, GivesLegacy, **LEGACY), total),
-}
-"""What gives a tensor that acts then, and the kernel that is called with it."""
-
-
-class Once:
-    """Does an action, but not while it does it already, and only in this thread."""
-
-    def __init__(self, action, kernel, result=None):
-        self.action, self.kernel, self.busy, self.ends, self.result = action, kernel, False, [], result
-
-    def __call__(self, tensor):
-        if not self.busy and threading.current_thread() is threading.main_thread():
-            self.busy = True
-            behaved, tensor.behaves = getattr(tensor, "behaves", None), True
-            self.ends.append(end_of(self.action, tensor, self.kernel))
-            self.busy, tensor.behaves = False, behaved
-
-    def check(self, tensor):
-        assert self.ends and all(end == self.result for end in self.ends), self.ends
-        forget_notes(tensor)
-        tensor.ledger.check(tensor.ledger.made)
-        assert self.kernel(1.0, np.arange(4.0)) == self.kernel(1.0, Turning(behaves=True)) == 6.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("make", "kernel"), TIMES.values(), ids=TIMES)
-@pytest.mark.parametrize(("action", "result"), ACTIONS.values(), ids=ACTIONS)
-def test_producers_that_do_something_else_first(action, result, make, kernel):
-    act = Once(action, kernel, result)
-    tensor = make(act)
-    with kept(tensor):
-        for _ in range(3):
-            check_end(end_of(kernel, 1.0, tensor), 6.0)
-    act.check(tensor)
 
 
 SUMS = {nogil: numba.njit(nogil=nogil)(sum_of) for nogil in (False, True)}

@@ -32,26 +32,8 @@ if torch is None:
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-pytestmark = pytest.mark.slow
 each_locking = pytest.mark.parametrize("nogil", [False, True], ids=["with the GIL", "without the GIL"])
 REFUSED = (BufferError, RuntimeError, ValueError, TypeError)
-
-
-class Evil:
-    """A tensor whose ``__dlpack_device__`` or ``__dlpack__`` runs `action` before its answer, or `afterwards`."""
-
-    def __init__(self, action, when="__dlpack__"):
-        self.array, self.act = np.zeros(2), lambda now: action() if now == when else None
-
-    def __dlpack_device__(self):
-        self.act("__dlpack_device__")
-        return (1, 0)
-
-    def __dlpack__(self, **options):
-        self.act("__dlpack__")
-        made = self.array.__dlpack__(**options)
-        self.act("afterwards")
-        return made
 
 
 # ---- what happens to the victim, and where it stands -----------------------------------------------------------------
@@ -96,15 +78,6 @@ ACTIONS = {
 KINDS = {action: complex_twos for action, (make, _) in ACTIONS.items() if make is complex_twos}
 
 
-def make_dual(x):
-    return x.mul_(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
-
-
-def made_dual():
-    with forward_ad.dual_level():
-        return make_dual(torch.ones(3))
-
-
 PLACES = {
     "before": lambda victim, evil: (victim, evil, 1.0),
     "after": lambda victim, evil: (evil, victim, 1.0),
@@ -117,6 +90,35 @@ PLACES = {
 }
 
 QUICK = [place for place in PLACES if place != "beside seventy"]  # which takes long to compile
+
+
+@each_locking
+@pytest.mark.parametrize("action", ACTIONS)
+def test_no_argument_is_changed_behind_the_guard(action, nogil):
+    places = PLACES if action == "gets other memory" else QUICK
+    for place, when in itertools.product(places, ("__dlpack__", "__dlpack_device__", "afterwards")):
+        for armed_at in range(1, 6 if place == "beside an odd one" else 3):  # a call may ask for an export several times
+            with scene(place, when, armed_at):
+                for kernel in (new_kernel(DISPATCHERS[nogil]), later(nogil, place, KINDS.get(action, twos))):
+                    check_change(kernel, place, when, action, armed_at)
+
+
+# ---- who changes the victim, and what is read of it ------------------------------------------------------------------
+class Evil:
+    """A tensor whose ``__dlpack_device__`` or ``__dlpack__`` runs `action` before its answer, or `afterwards`."""
+
+    def __init__(self, action, when="__dlpack__"):
+        self.array, self.act = np.zeros(2), lambda now: action() if now == when else None
+
+    def __dlpack_device__(self):
+        self.act("__dlpack_device__")
+        return (1, 0)
+
+    def __dlpack__(self, **options):
+        self.act("__dlpack__")
+        made = self.array.__dlpack__(**options)
+        self.act("afterwards")
+        return made
 
 
 def total(x):
@@ -174,17 +176,7 @@ def check_change(kernel, place, when, action, armed_at):
         assert got == after
 
 
-@each_locking
-@pytest.mark.parametrize("action", ACTIONS)
-def test_no_argument_is_changed_behind_the_guard(action, nogil):
-    places = PLACES if action == "gets other memory" else QUICK
-    for place, when in itertools.product(places, ("__dlpack__", "__dlpack_device__", "afterwards")):
-        for armed_at in range(1, 6 if place == "beside an odd one" else 3):  # a call may ask for an export several times
-            with scene(place, when, armed_at):
-                for kernel in (new_kernel(DISPATCHERS[nogil]), later(nogil, place, KINDS.get(action, twos))):
-                    check_change(kernel, place, when, action, armed_at)
-
-
+@pytest.mark.slow
 @each_locking
 def test_modes_that_another_argument_begins(nogil):
     """Grad mode; a level of differentiation."""
@@ -205,6 +197,15 @@ def test_modes_that_another_argument_begins(nogil):
             check_raises(BufferError, "tangent", later(nogil), *PLACES[place](victim, Evil(enter)))
         finally:
             level.__exit__(None, None, None)
+
+
+def make_dual(x):
+    return x.mul_(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
+
+
+def made_dual():
+    with forward_ad.dual_level():
+        return make_dual(torch.ones(3))
 
 
 class Cycle:

@@ -46,6 +46,90 @@ COMPANIES = {  # who stands beside the argument to blame, by turns; how many arg
 }
 
 
+# ---- one argument is refused, or none --------------------------------------------------------------------------------
+def sum_kernel(count: int, company=None, **options):
+    names = [f"a{i}" for i in range(count)]
+    return fast_args(eval(f"lambda {', '.join(names)}: {' + '.join(f'{name}[0]' for name in names)}"), **options)
+
+
+@functools.cache
+def known_kernel(count: int, name: str, **options):
+    """A kernel that knows all calls with arguments of a company, and makes those of the fast one by cache entries."""
+    kernel, (kinds, _) = sum_kernel(count, **options), COMPANIES[name]
+    for start in range(len(FAST) if name == "fast" else 1):
+        with company(kinds[start:] + kinds[:start], count) as (tensors, _):
+            for _ in range(WARM if name == "fast" and not options else 2):
+                assert kernel(*tensors) == count
+    return kernel
+
+
+def by_keyword(kernel, arguments, positional=0):
+    return kernel(*arguments[:positional], **{f"a{i}": arguments[i] for i in reversed(range(positional, len(arguments)))})
+
+
+def explain_each(kernel, arguments):
+    """And each by itself, which asks a tensor for its elements' type."""
+    ends = [end_of(explain, argument) for argument in arguments]
+    assert not any(is_exception(end) and issubclass(end[0], Exception) for end in ends), ends
+    del ends
+    return kernel.explain(*arguments)
+
+
+LATER, BY_DISPATCHER = "later call", "by Numba's dispatcher"
+PATHS = {
+    "first call": (sum_kernel, lambda kernel, tensors: kernel(*tensors)),
+    LATER: (known_kernel, lambda kernel, tensors: kernel(*tensors)),
+    "by keyword": (known_kernel, by_keyword),
+    "half by keyword": (known_kernel, lambda kernel, tensors: by_keyword(kernel, tensors, len(tensors) // 2)),
+    "without the GIL": (functools.partial(known_kernel, nogil=True), lambda kernel, tensors: kernel(*tensors)),
+    "bound launch": (known_kernel, lambda kernel, tensors: kernel.bind(*tensors)()),
+    "beside a string": (None, lambda kernel, tensors: kernel("text", *tensors)),
+    BY_DISPATCHER: (None, lambda kernel, tensors: kernel(ONLY_NUMBA, *tensors)),
+    "as *args": (None, lambda kernel, tensors: kernel(*tensors)),
+    "in a tuple": (None, lambda kernel, tensors: kernel(1, (tensors[:1], 2, (tensors[1:],)))),
+    "explained first": (sum_kernel, lambda kernel, tensors: kernel.explain(*tensors)),
+    "explained later": (known_kernel, explain_each),
+}
+"""By name: what makes a kernel for a count of arguments and a company (None: `gather` takes all), and how it is called."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_refused(path, monkeypatch):
+    """Each argument by each path, in two companies, the later calls always by the fast one; the places take turns, too."""
+    monkeypatch.setattr(dependencies, "extensions", dict)  # other tests' extensions of Numba, which each explanation describes
+    p, names = list(PATHS).index(path), list(COMPANIES)
+    for i, bad in enumerate(BAD):
+        if path == BY_DISPATCHER and bad in BY_NUMBA:
+            continue
+        for k in {i + p, i + p + 2, *[0] * (path == LATER)}:
+            name = names[k % len(names)]
+            places = [(count, place) for count in COMPANIES[name][1] for place in sorted({0, count // 2, count - 1})]
+            count, position = places[(i // 5 + p + k) % len(places)]
+            with scene(bad, name, count, position):
+                check_refused(bad, path, name, count, position, turn=i)
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if "first" not in path])
+def test_nothing_is_refused(path):
+    kernel_for, call = PATHS[path]
+    for name, (kinds, counts) in COMPANIES.items():
+        for count in counts:
+            kernel = kernel_for(count, name) if kernel_for else gather
+            with scene(name, count), company(kinds, count) as (tensors, ledger):
+                assert path != LATER or name != "fast" or (kernel(*tensors) == count and is_fast(kernel, *tensors))
+                assert not isinstance(end_of(call, kernel, tuple(tensors)), tuple), path  # what is learnt in it stays
+                account(functools.partial(call, kernel, tuple(tensors)), *tensors, kernel, ledgers=(ledger,))
+
+
+@pytest.mark.parametrize("kind", [*PRODUCERS, *DELETING])
+def test_the_same_tensor_several_times(kind):
+    ledger, kernel = Ledger(), known_kernel(3, "mixed")
+    tensor = tensor_of(kind, memory_of(1, 1, 1), ledger)
+    for call in (lambda: kernel(tensor, tensor, tensor), lambda: gather(tensor, (tensor, tensor), ONLY_NUMBA)):
+        assert end_of(call) == 3
+        account(call, tensor, kernel, ledgers=(ledger,), ends=3)
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 def interrupted(tensor):
     """Ctrl-C arrives while ``__dlpack__`` runs, and it has made its capsule, which gives its tensor back."""
@@ -96,52 +180,6 @@ if torch is not None:
 LIKE = {Viewed: "exchange table", np.ndarray: "numpy", **({torch.Tensor: "torch"} if torch is not None else {})}
 
 
-def sum_kernel(count: int, company=None, **options):
-    names = [f"a{i}" for i in range(count)]
-    return fast_args(eval(f"lambda {', '.join(names)}: {' + '.join(f'{name}[0]' for name in names)}"), **options)
-
-
-@functools.cache
-def known_kernel(count: int, name: str, **options):
-    """A kernel that knows all calls with arguments of a company, and makes those of the fast one by cache entries."""
-    kernel, (kinds, _) = sum_kernel(count, **options), COMPANIES[name]
-    for start in range(len(FAST) if name == "fast" else 1):
-        with company(kinds[start:] + kinds[:start], count) as (tensors, _):
-            for _ in range(WARM if name == "fast" and not options else 2):
-                assert kernel(*tensors) == count
-    return kernel
-
-
-def by_keyword(kernel, arguments, positional=0):
-    return kernel(*arguments[:positional], **{f"a{i}": arguments[i] for i in reversed(range(positional, len(arguments)))})
-
-
-def explain_each(kernel, arguments):
-    """And each by itself, which asks a tensor for its elements' type."""
-    ends = [end_of(explain, argument) for argument in arguments]
-    assert not any(is_exception(end) and issubclass(end[0], Exception) for end in ends), ends
-    del ends
-    return kernel.explain(*arguments)
-
-
-LATER, BY_DISPATCHER = "later call", "by Numba's dispatcher"
-PATHS = {
-    "first call": (sum_kernel, lambda kernel, tensors: kernel(*tensors)),
-    LATER: (known_kernel, lambda kernel, tensors: kernel(*tensors)),
-    "by keyword": (known_kernel, by_keyword),
-    "half by keyword": (known_kernel, lambda kernel, tensors: by_keyword(kernel, tensors, len(tensors) // 2)),
-    "without the GIL": (functools.partial(known_kernel, nogil=True), lambda kernel, tensors: kernel(*tensors)),
-    "bound launch": (known_kernel, lambda kernel, tensors: kernel.bind(*tensors)()),
-    "beside a string": (None, lambda kernel, tensors: kernel("text", *tensors)),
-    BY_DISPATCHER: (None, lambda kernel, tensors: kernel(ONLY_NUMBA, *tensors)),
-    "as *args": (None, lambda kernel, tensors: kernel(*tensors)),
-    "in a tuple": (None, lambda kernel, tensors: kernel(1, (tensors[:1], 2, (tensors[1:],)))),
-    "explained first": (sum_kernel, lambda kernel, tensors: kernel.explain(*tensors)),
-    "explained later": (known_kernel, explain_each),
-}
-"""By name: what makes a kernel for a count of arguments and a company (None: `gather` takes all), and how it is called."""
-
-
 def check_refused(bad: str, path: str, name: str, count: int, position: int, turn: int) -> None:
     """Calls that are refused because of one argument, and one that ends well."""
     (make, errors), (kernel_for, call), ledger = BAD[bad], PATHS[path], Ledger()
@@ -160,43 +198,6 @@ def check_refused(bad: str, path: str, name: str, count: int, position: int, tur
         if kernel is not gather and kernel.signatures:
             account(functools.partial(kernel, *tensors), kernel, *tensors, ledgers=ledgers, ends=len(tensors))
         del arguments, counted
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_refused(path, monkeypatch):
-    """Each argument by each path, in two companies, the later calls always by the fast one; the places take turns, too."""
-    monkeypatch.setattr(dependencies, "extensions", dict)  # other tests' extensions of Numba, which each explanation describes
-    p, names = list(PATHS).index(path), list(COMPANIES)
-    for i, bad in enumerate(BAD):
-        if path == BY_DISPATCHER and bad in BY_NUMBA:
-            continue
-        for k in {i + p, i + p + 2, *[0] * (path == LATER)}:
-            name = names[k % len(names)]
-            places = [(count, place) for count in COMPANIES[name][1] for place in sorted({0, count // 2, count - 1})]
-            count, position = places[(i // 5 + p + k) % len(places)]
-            with scene(bad, name, count, position):
-                check_refused(bad, path, name, count, position, turn=i)
-
-
-@pytest.mark.parametrize("path", [path for path in PATHS if "first" not in path])
-def test_nothing_is_refused(path):
-    kernel_for, call = PATHS[path]
-    for name, (kinds, counts) in COMPANIES.items():
-        for count in counts:
-            kernel = kernel_for(count, name) if kernel_for else gather
-            with scene(name, count), company(kinds, count) as (tensors, ledger):
-                assert path != LATER or name != "fast" or (kernel(*tensors) == count and is_fast(kernel, *tensors))
-                assert not isinstance(end_of(call, kernel, tuple(tensors)), tuple), path  # what is learnt in it stays
-                account(functools.partial(call, kernel, tuple(tensors)), *tensors, kernel, ledgers=(ledger,))
-
-
-@pytest.mark.parametrize("kind", [*PRODUCERS, *DELETING])
-def test_the_same_tensor_several_times(kind):
-    ledger, kernel = Ledger(), known_kernel(3, "mixed")
-    tensor = tensor_of(kind, memory_of(1, 1, 1), ledger)
-    for call in (lambda: kernel(tensor, tensor, tensor), lambda: gather(tensor, (tensor, tensor), ONLY_NUMBA)):
-        assert end_of(call) == 3
-        account(call, tensor, kernel, ledgers=(ledger,), ends=3)
 
 
 # ---- how kernels end -------------------------------------------------------------------------------------------------

@@ -125,7 +125,6 @@ def check():
     assert not changed(before) and behaviour() == did
 
 
-@pytest.mark.slow
 def test_nothing_of_numba_is_replaced_and_plain_programs_are_as_without():
     from other_ways import run_changed  # it imports this package, which the interpreter itself must not find there
 

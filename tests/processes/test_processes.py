@@ -214,7 +214,6 @@ def forks():
     return run_forked(prelude, scenes)
 
 
-@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("name", FORKS)
 def test_fork(name, forks):
@@ -351,7 +350,6 @@ def exits():
     return run_forked(PRELUDE + warm, {name: textwrap.dedent(code) for name, code in EXITS.items()})
 
 
-@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("name", EXITS)
 def test_exit(name, exits):

@@ -235,7 +235,6 @@ def interrupt_at_each(places) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENES)
 def test_ctrl_c_at_each_line(name):
     warm(tuple(SCENES.values()))
@@ -336,7 +335,6 @@ BOUND = {"binding": lambda: Launch().scene("bind"), "rebinding": lambda: Launch(
 AT_EACH = {"line": at_each_line, "instruction": functools.partial(at_each_instruction, "calls/bound_launch.py")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", AT_EACH)
 @pytest.mark.parametrize("scene", BOUND)
 def test_ctrl_c_while_a_launch_is_bound(scene, what):
