@@ -7,8 +7,6 @@ import sys
 import threading
 import traceback
 
-import pytest
-
 from fastexchange import accelerate, decelerate
 
 SECONDS = 60
@@ -32,10 +30,7 @@ def in_fork(work) -> int:
 
 
 def at_once(*works, repeated=()) -> None:
-    """Each of `works` in a thread, and each of `repeated` in one that does it until those have ended; nothing is raised.
-
-    They start at once, and take turns quickly.
-    """
+    """Each of `works` in a thread, and each of `repeated` in others until those have ended. Turns are short; none raises."""
     start, stop, errors = threading.Barrier(len(works) + len(repeated)), threading.Event(), []
 
     def run(work, again: bool):
@@ -70,13 +65,6 @@ def switch_interval(seconds: float):
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-@pytest.fixture
-def switching():
-    """Threads take turns after a microsecond."""
-    with switch_interval(1e-6):
-        yield
 
 
 @contextlib.contextmanager

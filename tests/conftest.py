@@ -9,6 +9,7 @@ import sys
 
 import numba
 import pytest
+from children import switch_interval
 from frameworks import FRAMEWORKS, Framework
 from hypothesis import HealthCheck, settings
 from numba.core.runtime import _nrt_python
@@ -99,6 +100,13 @@ def _quick_collections(_collections_from_time_to_time):
     """Garbage collection looks at what a test makes, not at all that compiler, frameworks and other tests made before."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def switching():
+    """Threads take turns after a microsecond."""
+    with switch_interval(1e-6):
+        yield
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 import numba
 import numpy as np
 import pytest
-from children import accelerating, switching
+from children import accelerating
 from forked import fork_python
 from frameworks import torch
 from interpreter import run_python
@@ -33,7 +33,6 @@ from fastexchange.ground.disk_cache import framed, framed_key, unframed
 if torch is not None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-assert switching  # a fixture
 
 # ---- between processes -------------------------------------------------------------------------------------------------
 SENDER = """

@@ -239,11 +239,10 @@ def test_a_version_that_is_not_known_yet_and_a_platform_that_is_not_tested(monke
     assert all("newer than what is tested" in each.text and "safer path" in each.text and each.advice for each in found)
 
 
-def test_what_is_in_the_disk_cache(tmp_path, monkeypatch):
+def test_what_is_in_the_disk_cache(cache, monkeypatch):
     def found() -> dict:
         return {finding.name: (finding.status, finding.text) for finding in probe._disk_cache()}
 
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cfunction, "code_cache", cfunction.CodeCache())
     folder = cfunction.code_cache.folders[-1]
     assert folder.save("one", "key", 1) and folder.save("other", "key", 2)

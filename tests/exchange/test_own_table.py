@@ -1,7 +1,6 @@
 """This package's own exchange table, its functions called as C calls them: dtypes, memory, streams, and who deletes, and when."""
 
 import ctypes
-import functools
 import gc
 import tracemalloc
 import weakref
@@ -197,7 +196,7 @@ def test_exports_imports_and_deleters_from_many_threads_at_once():
             to_versioned(tensor)
 
     with references_kept(plane):
-        at_once(*(functools.partial(work, i) for i in range(8)))
+        at_once(*(lambda i=i: work(i) for i in range(8)))
     assert eventually(lambda: ledger.out == 0)
     ledger.check(ledger.made)
 

@@ -14,7 +14,7 @@ from odd_tensors import ODD
 
 from exchanges import (  # isort: skip
     ATTRIBUTE, BORROW, CALLS, CONVERSIONS, COUNTED, EXPORT, FORMS, FROM_AND_TO, IMPORT, OLDER, SWAPPED, TARGETS, WRAPPERS, Given,
-    Sub, delete, result_or_exception, eventually, failing, needs_the_attribute_free, to_versioned,
+    Sub, delete, eventually, failing, needs_the_attribute_free, result_or_exception, to_versioned,
 )
 from hostile_producers import CONTENTS, EXPORTED, RETURNS, Gives, raising
 

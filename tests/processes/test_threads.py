@@ -13,7 +13,7 @@ import threading
 import numba
 import numpy as np
 import pytest
-from children import SECONDS, at_once, switching
+from children import SECONDS, at_once
 from counting import end_of, kept
 from forked import Ended, fork_python, needs_fork, run_forked
 from frameworks import needs_torch, torch
@@ -26,7 +26,6 @@ from raising import check_raises
 from fastexchange import fast_args, from_dlpack, polyfill, unpolyfill
 from fastexchange.dispatch.runtime import runtime
 
-assert switching  # a fixture
 Exported = tabled_type("Exported", dltensor_from_py_object_no_sync=None)
 KINDS = Dunder, Legacy, Tabled, Exported
 total, unlocked_total = fast_args(lambda x: x.sum()), fast_args(nogil=True)(lambda x: x.sum())

@@ -128,8 +128,8 @@ def test_an_operator_without_a_backward_pass():
     check_raises(BufferError, "requires grad", op, x.requires_grad_(), w)
     with torch.no_grad():
         assert torch.equal(op(x, w), x * w)
-    with pytest.raises(Exception, match="requires grad, and the operator has no backward"):
-        torch.compile(op, backend="eager", fullgraph=True)(x, w)
+    whole = torch.compile(op, backend="eager", fullgraph=True)
+    check_raises((Exception,), "requires grad, and the operator has no backward", whole, x, w)
     hidden = fast_args(grad="allow", out="x[n] -> y[n]")(doubled.py_func).as_torch_op("fx_test::hidden")
     leaf = torch.ones(3, requires_grad=True)
     for call in (hidden, hidden, hidden.overload, hidden._dispatch, compiled_whole(hidden)):
@@ -423,8 +423,7 @@ def test_the_dispatcher_calls_native_code_again_and_again():
             before = resident()
             for i in range(100):
                 assert op.overload(good, 500_000)[1] == 0
-                with pytest.raises((RuntimeError, ValueError), match="positive"):
-                    op.overload(bad, 500_000 + i)
+                check_raises((RuntimeError, ValueError), "positive", op.overload, bad, 500_000 + i)
             grown = resident() - before
     assert grown < 50e6, "of 100 calls with 2 MB each"
     assert counts == (good._use_count(), bad._use_count())

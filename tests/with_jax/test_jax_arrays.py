@@ -1,6 +1,5 @@
 """JAX's arrays: their address comes from JAX, shape and dtype from memory, and all else is as with ``np.asarray``."""
 
-import functools
 import gc
 import threading
 import time
@@ -92,15 +91,14 @@ QUESTION, ANSWER = words.ctypes.data, words.ctypes.data + 8
 @fast_args(out="x[n] -> y[n]", nogil=True)
 def asks(x, y):
     """Ask a question. What is returned is `x`, or NaN if the answer does not come within a minute."""
-    question, waited = load(QUESTION) + 1, 0
-    store(QUESTION, question)
-    while load(ANSWER) < question and waited < 60_000:
-        waited += 1
+    store(QUESTION, load(QUESTION) + 1)
+    for _ in range(60_000):
+        if load(ANSWER) >= load(QUESTION):
+            y[:] = x
+            return
         usleep(1000)
-    y[:] = x
-    if waited == 60_000:
-        y[0] = np.nan
-        store(ANSWER, 10)  # to the other questions, too
+    y[:] = np.nan
+    store(ANSWER, 10)  # to the other questions, too
 
 
 ask_ten = jax.jit(lambda x: jax.lax.fori_loop(0, 10, lambda i, y: asks(y + 1), x))
@@ -346,7 +344,7 @@ def test_threads():
         for i in range(first, first + 500):
             assert total(jnp.full(3, i, "float32"))[0] == 3 * i
 
-    at_once(*(functools.partial(call, 1000 * i) for i in range(4)))
+    at_once(*(lambda i=i: call(1000 * i) for i in range(4)))
 
 
 DEVICES = """

@@ -1,7 +1,6 @@
 """Kernels in functions that JAX compiles: XLA's handler calls them, without Python. The oracle is the eager call, and JAX."""
 
 import contextlib
-import functools
 import gc
 import importlib
 import threading
@@ -261,7 +260,7 @@ def test_several_threads_and_parallel_loops():
         for _ in range(20):
             assert np.allclose(compiled(x), wanted)
 
-    at_once(*(functools.partial(work, i) for i in range(4)))
+    at_once(*(lambda i=i: work(i) for i in range(4)))
 
 
 @pytest.mark.slow
@@ -367,7 +366,7 @@ def test_a_kernel_is_recompiled_while_compiled_functions_run():
         while not ends.is_set():
             assert compiled(x8, 1.0)[0] == 1
 
-    at_once(*(functools.partial(work, i) for i in range(4)))
+    at_once(*(lambda i=i: work(i) for i in range(4)))
 
 
 def test_a_kernel_is_recompiled_between_two_steps_of_a_call(monkeypatch):
