@@ -6,6 +6,7 @@ skipped there, and what is marked ``gpu`` runs only there. The stub takes the pl
 
 import contextlib
 import importlib.util
+import logging
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,8 @@ def _load() -> tuple[cuda_stub.Stub | None, str]:
 
 
 STUB, WHY_NOT = _load()
+# PaddlePaddle lets all loggers write to stderr, and numba says what it unloads as the process ends, when that is closed.
+logging.getLogger("numba.cuda").setLevel(logging.WARNING)
 
 
 def pytest_configure(config):

@@ -96,7 +96,7 @@ def behaviour():
     return list(map(str, found))
 
 
-def check():
+def check(behaviour=behaviour):
     """In an interpreter without this package: what there is, then with it, step by step."""
     import warnings
 
@@ -125,7 +125,8 @@ def check():
     assert not changed(before) and behaviour() == did
 
 
-def test_nothing_of_numba_is_replaced_and_plain_programs_are_as_without():
+@pytest.mark.parametrize("form", ["check(lambda: None)", pytest.param("check()", marks=pytest.mark.slow)])
+def test_nothing_of_numba_is_replaced_and_plain_programs_are_as_without(form):
     from other_ways import run_changed  # it imports this package, which the interpreter itself must not find there
 
-    run_changed("import test_half_changes_nothing as tests; tests.check()")
+    run_changed(f"import test_half_changes_nothing as tests; tests.{form}")
