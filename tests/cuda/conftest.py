@@ -43,8 +43,9 @@ def _load() -> tuple[cuda_stub.Stub | None, str]:
 
 
 STUB, WHY_NOT = _load()
-# PaddlePaddle lets all loggers write to stderr, and numba says what it unloads as the process ends, when that is closed.
-logging.getLogger("numba.cuda").setLevel(logging.WARNING)
+# PaddlePaddle lets all loggers write to stderr, and these say what they unload as the process ends, when that is closed.
+for package in ("numba.cuda", "numba_cuda_mlir"):
+    logging.getLogger(package).setLevel(logging.WARNING)
 
 
 def pytest_configure(config):
