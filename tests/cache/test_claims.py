@@ -344,6 +344,7 @@ def storm(folder: Path, removed: str = "") -> list[int]:
     return [int(each) for each in fork_python(STORM, str(folder), removed, NUMBA_CACHE_DIR=str(folder / "cache")).stdout.split()]
 
 
+@pytest.mark.slow
 def test_processes_compile_each_kernel_once(tmp_path):
     outer, inner, native = storm(tmp_path)
     assert (outer, inner) == (1, 1)

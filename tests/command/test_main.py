@@ -31,6 +31,7 @@ def table(output: str) -> dict[str, list[tuple[str, list[float]]]]:
     return groups
 
 
+@pytest.mark.slow
 def test_bench_prints_a_table_versions_and_noise_and_writes_what_it_prints(tmp_path):
     file = tmp_path / "folder" / "new.json"
     done = run("bench", "--quick", "--json", file)  # the next ones do not name it
@@ -81,6 +82,7 @@ def test_a_file_that_cannot_be_written_is_found_out_at_once(tmp_path, monkeypatc
     assert "Traceback" in run_here("--quick", "--traceback", "--json", tmp_path / where).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "words"), [
     ("", "PyTorch is not installed"), ("raise OSError('it is gone')", "PyTorch cannot be imported (OSError: it is gone)"),
 ], ids=["not installed", "broken"])  # fmt: skip

@@ -308,6 +308,7 @@ def test_without_a_driver():
     assert all("CUDA" in line and ("driver" in line or "libcuda" in line) for line in said), said
 
 
+@pytest.mark.slow
 @pytest.mark.both_packages
 def test_without_a_device(package):
     said = run_package(f"NAMES = [{package.__name__!r}]\nstub.set_devices(0)\n{_NO_DRIVER}", package).splitlines()

@@ -155,6 +155,7 @@ def numbers_of_elements(x):
 SIX = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
+@pytest.mark.slow
 @of_one
 def test_arrays_of_the_same_elements(form):
     code, kernel, wanted = nearest(form, SIX), fast_args(of_the_same_elements), of_the_same_elements(SIX)
@@ -239,6 +240,7 @@ def reductions(x):
     return x.sum(), np.mean(x), x.max(), np.min(x)
 
 
+@pytest.mark.slow
 @of_one
 def test_reductions(form):
     """Sums are of float32 side by side: of few bits here, so they are exact. NaN as in NumPy."""

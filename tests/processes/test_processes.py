@@ -350,6 +350,7 @@ def exits():
     return run_forked(PRELUDE + warm, {name: textwrap.dedent(code) for name, code in EXITS.items()})
 
 
+@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("name", EXITS)
 def test_exit(name, exits):

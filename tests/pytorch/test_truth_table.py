@@ -9,6 +9,7 @@ import truth_table as truth  # noqa: E402
 from nights import at_night  # noqa: E402
 from torch_truth import COLUMNS, ROWS, TABLE  # noqa: E402
 
+pytestmark = pytest.mark.slow
 OURS = [truth.DLPACK, truth.FAST_ARGS]
 TITLES = [row.title for row in ROWS]
 OF_ITS_INSIDES = ("nested, strided", "inside `torch.vmap`", "inside `torch.func.jvp`")

@@ -159,6 +159,7 @@ write, size = jax.jit(write, donate_argnums=0), 1000
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", DONATED)
 def test_an_array_that_another_thread_donates_while_a_kernel_reads_it(write):
     """The call waits, or is refused as by JAX; it does not read what the function writes. The array has been read before."""
