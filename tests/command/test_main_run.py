@@ -138,7 +138,7 @@ def test_options_of_python(places):
     options += ["-P"] if hasattr(sys.flags, "safe_path") else []
     assert [] == differing(places, {each: (each.split(), ["plain.py", "-O"]) for each in options})
     assert ended(["-BOm", "fastexchange", "run", "-m", "plain"], places) == ended(["-BOm", "plain"], places)
-    assert ended([*OURS, "run", "--", "-m", "plain", "a", "-m"], places) == ended(["-m", "plain", "a", "-m"], places)
+    assert ended([*OURS, "run", "--", "-m", "plain", "a", "-m", "b"], places) == ended(["-m", "plain", "a", "-m", "b"], places)
     dashed = ended([*OURS, "run", "--", "-dash.py"], places)
     assert dashed == ended(["--", "-dash.py"], places) and dashed[0] == 0
 
