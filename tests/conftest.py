@@ -61,7 +61,7 @@ for each in list(native_code())[:: int(sys.argv[1])]:
 """
     config = session.config
     if not config.option.collectonly and not hasattr(config, "workerinput"):
-        if config.args == config.getini("testpaths") and config.option.markexpr == "not slow and not nightly":
+        if config.args == config.getini("testpaths") and config.option.markexpr in config.getini("addopts"):
             config.pluginmanager.get_plugin("terminalreporter").write_line(EXPECTED)
         first = subprocess.Popen([sys.executable, "-c", program, "1"])
         second = subprocess.Popen([sys.executable, "-c", program, "-1"], stderr=subprocess.DEVNULL)  # they meet in the middle

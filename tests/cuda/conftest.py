@@ -44,8 +44,8 @@ def _load() -> tuple[cuda_stub.Stub | None, str]:
 
 STUB, WHY_NOT = _load()
 # PaddlePaddle lets all loggers write to stderr, and these say what they unload as the process ends, when that is closed.
-for package in ("numba.cuda", "numba_cuda_mlir"):
-    logging.getLogger(package).setLevel(logging.WARNING)
+for name in ("numba.cuda", "numba_cuda_mlir"):
+    logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def pytest_configure(config):
