@@ -107,6 +107,7 @@ def files(directory: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_neither_kernels_nor_what_calls_them(tmp_path):
     """What is precompiled is all that calls of each want; calls write nothing. Another kernel shares what is common."""
     (tmp_path / "module_of_the_test.py").write_text(RESULTS)
@@ -252,6 +253,7 @@ def test_functions_of_one_name_that_kernels_call(module):
     assert words_of(module, code, "242") == ["2.0", "1", "2", "4.0", "1", "4", "2.0", "1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decorate", ["fast_args(cache=True)", "fast_args"])
 def test_functions_that_others_call_after_a_kernel(module, decorate):
     """LLVM changes what a function takes that nobody else can call; the linker does not ask whether anybody else can."""

@@ -145,11 +145,13 @@ def calls(package, stub):
     return importlib.import_module("xla_frames").Calls(stub, package.stream())
 
 
+@pytest.mark.slow
 def test_the_handler_may_be_captured(calls):
     found = calls.metadata()
     assert (found.api_version.major_version, found.api_version.minor_version, found.traits) == (0, 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
 def test_a_frame_is_launched_on_its_stream(package, stub, calls, launch):
     f = saxpy_of(package, launch)

@@ -91,6 +91,7 @@ def test_monitoring_sees_calls_if_numba_is_to_report_them():
         assert run_python(code, NUMBA_ENABLE_SYS_MONITORING=value).stdout.split() == expected
 
 
+@pytest.mark.slow
 def test_without_a_compiler_kernels_have_what_compiled_ones_have():
     """So that a program runs under ``NUMBA_DISABLE_JIT=1``, too."""
     code = """

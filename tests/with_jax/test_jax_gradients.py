@@ -211,6 +211,7 @@ def test_a_gradient_that_never_has_the_shape_of_its_argument_is_refused(out, bac
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 def test_pytorch_differentiates_the_same_kernels():
     x, w = torch.arange(4.0, dtype=torch.float64, requires_grad=True), torch.ones(4, dtype=torch.float64, requires_grad=True)
