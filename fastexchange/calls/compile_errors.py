@@ -14,7 +14,7 @@ from ..ground.half import NotForHalf
 from ..ground.numba_internals import has_representation, load_representations
 from ..ground.omitted import OMITTED
 from ..ground.parameters import item_of
-from ..ground.safe_repr import type_name
+from ..ground.safe_repr import a_type_name, type_name
 from .writes import parameters_assigned_to
 
 __all__ = [
@@ -161,7 +161,7 @@ def _inmost(numba_type: Any):
 
 
 def _refuse_number(kernel, position: int, value, found) -> None:
-    what = f"{argument(kernel, position)}, a {type_name(type(value))}"
+    what = f"{argument(kernel, position)}, {a_type_name(type(value))}"
     raise NotImplementedError(f"{what}: Numba has no arithmetic on {found} on the CPU; convert it, for example by float()")
 
 

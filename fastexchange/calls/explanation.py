@@ -23,7 +23,7 @@ from ..ground.numba_internals import CPUDispatcher, can_compile, declared_signat
 from ..ground.omitted import OMITTED
 from ..ground.parameters import flatten
 from ..ground.passing import reraise_passing
-from ..ground.safe_repr import type_name
+from ..ground.safe_repr import a_type_name, type_name
 from ..producers.framework import Framework, framework_of
 from ..producers.ndarray import dtype_of
 from .carried_code import Content
@@ -207,7 +207,7 @@ def _why_slow(value) -> str:
     """Why Python makes each call of a kernel that declares outputs if `value` is an argument; "" if native code does."""
     kind = fields_of(type(value))["kind"]
     if kind.form == structs.FORM_TENSOR and kind.read_shape is None:
-        return f"native code cannot read the shape of a {type_name(type(value))}, from which those of outputs follow"
+        return f"native code cannot read the shape of {a_type_name(type(value))}, from which those of outputs follow"
     return framework_of(value).why_calls_are_slow()
 
 

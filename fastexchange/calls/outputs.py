@@ -24,7 +24,7 @@ from ..ground.dlpack_types import DLDataType
 from ..ground.native import address_of
 from ..ground.omitted import Omitted
 from ..ground.parameters import Parameters
-from ..ground.safe_repr import type_name
+from ..ground.safe_repr import a_type_name, type_name
 from ..ground.shape_notation import Output, Pattern
 from ..interpreter import DISABLED
 from ..producers.framework import PLAIN, Framework, framework_of
@@ -226,7 +226,7 @@ def _shape_of(framework: Framework, tensor, what: str) -> tuple[int, ...]:
     except Exception as error:
         if (why := framework.why_no_memory(tensor)) is None:
             raise
-        raise BufferError(f"{what}: a {type_name(type(tensor))} cannot be exported: {why}") from error
+        raise BufferError(f"{what}: {a_type_name(type(tensor))} cannot be exported: {why}") from error
 
 
 def _dtype_of(export) -> DLDataType:

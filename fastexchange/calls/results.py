@@ -28,7 +28,7 @@ from ..ground.dtypes import field_to_dtype, storage_of
 from ..ground.native import address_of
 from ..ground.omitted import OMITTED
 from ..ground.once import for_ever, once
-from ..ground.safe_repr import type_name
+from ..ground.safe_repr import a_type_name, type_name
 from ..interpreter import DISABLED
 from ..producers.framework import framework_of_type
 from ..producers.ndarray import dtype_of
@@ -100,7 +100,7 @@ def as_target(array: np.ndarray, like, kernel: str, field: int = 0):
                 export.retype(*key)
             return make(export)
     except (BufferError, TypeError, ValueError) as error:
-        raise BufferError(f"{what}, cannot be made a {type_name(cls)}: {error}") from error
+        raise BufferError(f"{what}, cannot be made {a_type_name(cls)}: {error}") from error
 
 
 def reflect(list_types: tuple, target: list, index: int, meminfo: int, context: int, frame: int, args: int) -> None:
@@ -135,7 +135,7 @@ def check_type(cls: type) -> None:
         raise _no_target(cls)
     if made is not cls:
         raise TypeError(
-            f"fast_args(): returns={type_name(cls)}: its framework makes a {type_name(made)}; pass that type, and convert it"
+            f"fast_args(): returns={type_name(cls)}: its framework makes {a_type_name(made)}; pass that type, and convert it"
         )
 
 

@@ -12,7 +12,7 @@ from ..dispatch.allocation import SCRATCH_WORDS, SHAPES_WORDS, compute
 from ..dispatch.structs import ARRAY_HEAD_WORDS, DTYPE_SHIFT, KEY_SCALAR, NDIM_SHIFT
 from ..ground.dlpack import INT, UINT
 from ..ground.native import as_words, load, native, stack, store
-from ..ground.safe_repr import shown, type_name
+from ..ground.safe_repr import a_type_name, shown
 from ..ground.shape_notation import Output, Pattern
 from ..ground.shape_program import FITS, MAX_OPERANDS, MAX_VARIABLES
 from . import launch_structs
@@ -97,7 +97,7 @@ class LaunchNotation(Pattern):
             shape = getattr(value, "__cuda_array_interface__", {}).get("shape")
         if shape is None:
             where = f"{name}(): argument {self._names[position]!r} (position {position})"
-            raise TypeError(f"{where}: launch={self} needs its shape, and a {type_name(type(value))} has none")
+            raise TypeError(f"{where}: launch={self} needs its shape, and {a_type_name(type(value))} has none")
         return tuple(map(int, shape))
 
     def configured(self, configuration, arguments: tuple, name: str):

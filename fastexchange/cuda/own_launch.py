@@ -10,7 +10,7 @@ from numba.core.errors import NumbaError
 
 from ..exchange.errors import argument
 from ..ground.numba_internals import can_compile
-from ..ground.safe_repr import type_name
+from ..ground.safe_repr import a_type_name, type_name
 from .classify import ArgumentInfo, device_and_streams, for_package, only_for_package, unknown_to_package
 from .specialising import check_range, taken_for
 from .streams import in_order
@@ -84,7 +84,7 @@ def why_package_cannot(launcher, infos: list[ArgumentInfo], why_not: str, has_fa
         return ""
     reason = why_package(kernel, infos) if only else why_not
     return (
-        f"{argument(kernel, unknown.position)}: {kernel.target.name} cannot take a {type_name(type(unknown.value))}, and has to "
+        f"{argument(kernel, unknown.position)}: {kernel.target.name} cannot take {a_type_name(type(unknown.value))}, and has to "
         f"make this launch itself{reason and ': '}{reason}"
     )
 
@@ -92,4 +92,4 @@ def why_package_cannot(launcher, infos: list[ArgumentInfo], why_not: str, has_fa
 def why_package(kernel, infos: list[ArgumentInfo]) -> str:
     """Why the package makes the launch: which argument only the package can read."""
     info = only_for_package(infos)[0]
-    return f"only it takes {argument(kernel, info.position).partition(': ')[2]}, a {type_name(type(info.value))}"
+    return f"only it takes {argument(kernel, info.position).partition(': ')[2]}, {a_type_name(type(info.value))}"

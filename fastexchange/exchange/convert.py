@@ -20,7 +20,7 @@ from ..dispatch.runtime import runtime
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.dlpack import CPU, VERSION
 from ..ground.native import address_of
-from ..ground.safe_repr import is_type, shown, type_name
+from ..ground.safe_repr import a_type_name, is_type, shown, type_name
 from ..interpreter import DISABLED
 from ..producers.framework import framework_of, framework_of_type
 from .by_python import array_by_python, converted_by_python
@@ -312,7 +312,7 @@ def _check_shared(what: str, made, address: int) -> None:
 
 def _moved(what: str, x, copy):
     """Let the framework of `x` copy it to the CPU."""
-    name = f"a {type_name(type(x))}"
+    name = a_type_name(type(x))
     if copy is False:
         raise BufferError(f"{what}: {name} is not on the CPU, so a copy is needed, but copy is False")
     try:

@@ -10,7 +10,7 @@ from ..ground.dtypes import FIRST_PARAMETRIC, field_to_dtype, storage_of
 from ..ground.log import say
 from ..ground.native import address_of
 from ..ground.parameters import flatten, value_at
-from ..ground.safe_repr import type_name
+from ..ground.safe_repr import a_type_name
 from ..producers.framework import PLAIN, framework_of
 
 _OF_CUDA = (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged)
@@ -197,7 +197,7 @@ def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
 
 def refuse_value(kernel, position: int, value, why: str) -> NoReturn:
     """Raise BufferError for `value`, the argument at `position` or a part of it."""
-    refusal = f"{argument(kernel, position)}, a {type_name(type(value))}, cannot be passed to the kernel: {why}"
+    refusal = f"{argument(kernel, position)}, {a_type_name(type(value))}, cannot be passed to the kernel: {why}"
     say("refused: %s", refusal)
     raise BufferError(refusal)
 

@@ -23,7 +23,7 @@ from ..ground.dltensor import READONLY_IS_ASSUMED
 from ..ground.dtypes import bits_of, storage_of
 from ..ground.native import address_of
 from ..ground.pythonapi import Py_DecRef
-from ..ground.safe_repr import type_name
+from ..ground.safe_repr import a_type_name, type_name
 from ..interpreter import DISABLED
 from ..producers import numpy_table
 from ..producers.framework import framework_of
@@ -63,7 +63,7 @@ class Export:
                 raise framework_of(tensor).as_dlpack_raises(tensor, error)  # noqa: B904
             raise
         if failed or out[0] == ffi.NULL:
-            raise BufferError(f"a {type_name(type(tensor))}: its producer failed to export it and did not say why")
+            raise BufferError(f"{a_type_name(type(tensor))}: its producer failed to export it and did not say why")
         self.managed = out[0]
         if self.managed.version.major != 1:
             self.release()
@@ -208,7 +208,7 @@ def export_of(tensor, what: str) -> Export:
     try:
         managed = exporter_of(tensor) or exporter_of_another(tensor)
     except BufferError as error:  # raised by a check
-        raise BufferError(f"{what}: a {type_name(cls)} cannot be exported: {error}") from error
+        raise BufferError(f"{what}: {a_type_name(cls)} cannot be exported: {error}") from error
     dtype = _numpys_dtype(tensor) if managed else None
     if dtype is not None and dtype_registry.key_of(dtype) is None:
         kind = "an array" if issubclass(cls, np.ndarray) else "a scalar"
@@ -221,8 +221,8 @@ def export_of(tensor, what: str) -> Export:
             return Export(tensor, managed)
         except Exception as error:
             if type(error) is BufferError and managed == buffer.managed_tensor_from_py_object_no_sync.address:
-                raise BufferError(f"{what}: a {type_name(cls)} cannot be exported: {error}") from error
-            add_note(error, f"raised for the argument of {what}, a {type_name(cls)}")
+                raise BufferError(f"{what}: {a_type_name(cls)} cannot be exported: {error}") from error
+            add_note(error, f"raised for the argument of {what}, {a_type_name(cls)}")
             raise
     if is_masked_array(cls):
         raise TypeError(f"{what}: DLPack has no masks, so a masked array cannot be exchanged; pass its filled(), or its data")

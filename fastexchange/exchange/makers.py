@@ -11,7 +11,7 @@ import numpy as np
 from .._abi import ffi
 from ..ground.native import address_of
 from ..ground.pythonapi import PyCapsule_SetName
-from ..ground.safe_repr import type_name
+from ..ground.safe_repr import a_type_name, type_name
 from ..producers.framework import framework_of_type
 from .errors import device_name, dtype_name
 from .export import Export, known, to_numpy
@@ -46,7 +46,7 @@ def maker(what: str, to: type, is_exact: bool = True):
             raise BufferError(f"{what}: no {type_name(to)} can be made of {kind}: {reason}") from error
         if is_exact and not isinstance(made, to):
             raise TypeError(
-                f"{what}: no {type_name(to)} can be made: its framework makes a {type_name(type(made))}; convert to that type"
+                f"{what}: no {type_name(to)} can be made: its framework makes {a_type_name(type(made))}; convert to that type"
             )
         return made
 

@@ -17,29 +17,30 @@ def resolve(wrapper):
     if framework is not PLAIN:
         tensor = framework.exported_as(wrapper)
         return None if tensor is wrapper else (tensor, dunder.managed_tensor_from_py_object_no_sync.address)
-    found = _innermost(wrapper)
-    if found is None and (advice := advice_for(wrapper)):
+    inner, error = _innermost(wrapper)
+    if exporter := exporter_of(inner):
+        return inner, exporter
+    if advice := advice_for(wrapper):
         raise TypeError(advice)
-    if found is None and not hasattr(type(wrapper), "__dlpack__"):
-        raise TypeError(
-            f"the {EXCHANGE_ATTRIBUTE} of this {type_name(type(wrapper))} leads to no object whose type has a PyCapsule named "
-            f"{CAPSULE_NAME.decode()!r}, and it has no __dlpack__"
-        )
-    return found
+    if not hasattr(type(wrapper), "__dlpack__"):
+        leads = f"leads to no object whose type has a PyCapsule named {CAPSULE_NAME.decode()!r}"
+        if error is not None:
+            leads = f"cannot be read ({type_name(type(error))}: {error})"
+        raise TypeError(f"the {EXCHANGE_ATTRIBUTE} of this {type_name(type(wrapper))} {leads}, and it has no __dlpack__")
+    return None
 
 
 def _innermost(wrapper):
-    """The tensor that is wrapped, by one wrapper or several, and the address of the function that exports it; or None."""
+    """Return what is wrapped, by one wrapper or several, or None, and the error, if one was raised."""
     inner = wrapper
     for _ in range(MAX_WRAPPERS):
         try:
             inner = getattr(inner, EXCHANGE_ATTRIBUTE)
-        except Exception:  # it wraps no tensor: its own __dlpack__ decides
-            return None
+        except Exception as error:  # it wraps no tensor: its own __dlpack__ decides
+            return None, error.with_traceback(None)  # whose frames would keep the wrapper
         if not is_wrapper(inner):
-            found = exporter_of(inner)
-            return (inner, found) if found else None
-    return None
+            return inner, None
+    return None, None
 
 
 def __getattr__(name):

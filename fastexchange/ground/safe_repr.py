@@ -4,7 +4,7 @@ from types import BuiltinFunctionType, FunctionType
 
 import numpy as np
 
-__all__ = ["is_type", "shown", "type_name"]
+__all__ = ["a_type_name", "is_type", "shown", "type_name"]
 
 # By `type` itself: a metaclass may override or raise.
 _own_name = vars(type)["__qualname__"].__get__
@@ -26,6 +26,12 @@ def type_name(cls: type) -> str:
     """A type's name, with its module unless it is a built-in type."""
     name, module = _own_name(cls), _own_module(cls)
     return name if module in ("builtins", "__main__") else f"{module}.{name}"
+
+
+def a_type_name(cls: type) -> str:
+    """A type's name after its article: ``an int``, ``a numpy.ndarray``."""
+    name = type_name(cls)
+    return f"{'an' if name.startswith(tuple('aeioAEIO')) else 'a'} {name}"
 
 
 def shown(value, depth: int = 2) -> str:
