@@ -48,8 +48,6 @@ class Framework:
 
     name: str
     tensor: Callable[[np.ndarray], Any]
-    native: bool = True
-    """Whether a repeated call runs no Python at all."""
     readonly: bool = True
     """Whether a readonly array stays readonly."""
     negative_strides: bool = True

@@ -1,6 +1,5 @@
 """How kernels for CUDA are called: arguments, declared signatures, configurations, bound launches."""
 
-import contextlib
 import functools
 import math
 import pickle
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from cuda_checks import all_given_back, is_refused, launched
 from cuda_tensors import DeviceTensor
+from interoperability import optional
 from launches import ExportedTensor, Interface, address, device_array, dispatcher_of, kernel_of, launch_cached, tensor
 from numba import types
 from stub_processes import run_package
@@ -508,10 +508,7 @@ def test_names_of_half_precision_are_the_packages(package):
         array = target.type_of(types.Array(types.float32, 1, "C")).copy(dtype=element)
         return package.compile_ptx(kernel, (array, array), cc=(8, 0))[0]
 
-    with contextlib.suppress(ImportError):  # NVRTC, which is not everywhere
-        import cuda.bindings.nvrtc
-
-        assert cuda.bindings.nvrtc.nvrtcVersion()[1] > 0
+    if (nvrtc := optional("cuda.bindings.nvrtc")) and nvrtc.nvrtcVersion()[1] > 0:
         for element in (own["bfloat16"], float32):
             assert ".entry" in compiled(scaled, element)
         with pytest.raises(Exception, match="has no type for float8_e5m2"):

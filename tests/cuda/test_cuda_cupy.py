@@ -48,7 +48,7 @@ VIEWS = {
     "empty": lambda x: x[:0], "empty, transposed": lambda x: x.T[:, 1:1], "a diagonal": lambda x: x[0].diagonal(),
     "five dimensions": lambda x: x.reshape(1, 2, 3, 2, 2),
 }  # fmt: skip
-DTYPES = "?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "c8", "c16"
+DTYPES = "f4", "?", "i1", "u2", "i4", "u8", "f2", "f8", "c8", "c16"
 
 
 def check_like_interface(record, kernel, array, other) -> None:
@@ -62,7 +62,7 @@ def check_like_interface(record, kernel, array, other) -> None:
 
 @pytest.mark.both_packages
 @pytest.mark.parametrize("view, dtype", [
-    *[(view, "f4") for view in VIEWS], *itertools.product(("three dimensions", "every second", "an element"), DTYPES),
+    *[(view, "f4") for view in VIEWS], *itertools.product(("three dimensions", "every second", "an element"), DTYPES[1:]),
 ])  # fmt: skip
 def test_launches_are_those_of_the_interface(record, cupy, kernels, on_interface, view, dtype):
     array = VIEWS[view](cupy.empty((2, 3, 4), dtype))

@@ -11,7 +11,6 @@ from cuda_checks import all_given_back, both_ways, is_refused, new_stream, trace
 from cuda_producers import ArrayInterface, Exports, ExportsLegacy
 from cuda_stub import SONAME, Stub, real_driver
 from cuda_tensors import DeviceTensor, OtherTensor
-from forked import needs_fork
 from interpreter import run_python
 from launches import ExportedTensor, Interface, address, device_array, kernel_of, launch_cached
 from made_producers import Ledger
@@ -258,14 +257,10 @@ def test_what_the_driver_reports_of_parameters(package, code, said):
 
 
 @pytest.mark.slow
-def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package):
-    run_package(_ODD_INTERPRETER, package)
-
-
-@pytest.mark.slow
-@needs_fork
-def test_after_a_fork(package):
-    assert run_package(_FORK, package) == "[True, True, True, True] 2\n5\n"
+@pytest.mark.parametrize("code, said", [(_ODD_INTERPRETER, ""), (_FORK, "[True, True, True, True] 2\n5\n")],
+                         ids=["an interpreter that is not as expected", "after a fork"])  # fmt: skip
+def test_what_has_no_kernels_for_cuda(package, code, said):
+    assert run_package(code, package) == said
 
 
 def test_nothing_of_cuda_is_imported_for_the_cpu():

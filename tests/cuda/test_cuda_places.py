@@ -259,14 +259,10 @@ for device in (2, 1, 0):
 """
 @pytest.mark.slow
 @pytest.mark.both_packages
-def test_each_architecture_has_a_kernel_of_its_own(package):
-    assert run_package(_ARCHITECTURES, package) == "[0, 1, 2, 1, 0] 3\n"
-
-
-@pytest.mark.slow
-@pytest.mark.both_packages
-def test_the_first_use_of_a_device_leaves_the_current_context(package):
-    assert run_package(_CONTEXT, package) == "True 2\nTrue 1\nTrue 0\n"
+@pytest.mark.parametrize("code, said", [(_ARCHITECTURES, "[0, 1, 2, 1, 0] 3\n"), (_CONTEXT, "True 2\nTrue 1\nTrue 0\n")],
+                         ids=["a kernel for each architecture", "the first use leaves the current context"])  # fmt: skip
+def test_of_several_devices(package, code, said):
+    assert run_package(code, package) == said
 
 
 # ---- streams that are given, and producers that cannot tell theirs ----

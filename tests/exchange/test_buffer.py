@@ -91,10 +91,9 @@ def test_a_buffer_is_to_a_kernel_what_it_is_to_njit(name):
     is_typed = not isinstance(result_or_exception(numba.typeof, thing), Exception)
     with references_kept(*[thing] * (thing != b"")):  # there is one of those
         if want.ndim != 1 or not want.size:
-            if want.ndim in KERNELS:
-                check_same_as_njit(KERNELS[want.ndim], (thing,), None if is_typed else (want,))
-        elif want.dtype != np.float16:  # which Numba does not read
-            if is_typed:
+            check_same_as_njit(KERNELS.get(want.ndim, KERNELS[0]), (thing,), None if is_typed else (want,))
+        else:
+            if is_typed and want.dtype != np.float16:  # which Numba does not read
                 check_same_as_njit(pick, (thing, -1))
             assert [pick(thing, i) for i in range(len(want))] == want.tolist()
             before = pick.counts()
@@ -223,8 +222,8 @@ HOLDING = {name: take for name, take in {**CALLS, **CONVERSIONS, "legacy to_dlpa
 def test_a_result_holds_the_buffer_until_it_dies(name):
     take, thing = HOLDING[name], some_bytes()
     results = [take(thing) for _ in range(1 if "paddle" in name else 2)]  # it keeps owners by address, and of two releases one
-    if not is_held(thing):
-        pytest.skip("this framework has copied it")
+    if name == "to jax.Array" and not is_held(thing):
+        pytest.skip("JAX has copied it")
     while results:
         assert is_held(thing)
         results.pop()

@@ -1,6 +1,6 @@
 """What Python code can change in one argument while another one is read: all that is asked about is asked after that.
 
-`k(p, victim, evil)`: the ``__dlpack__`` of `evil`, its ``__dlpack_device__``, a finalizer or a mode changes `victim`, before or
+`k(p, victim, evil)`: the ``__dlpack__`` of `evil`, a finalizer or a mode changes `victim`, before or
 after `victim` has been looked at. A call reads what `victim` is after the change, or refuses it as a call with such a tensor
 does; it never reads the memory of the one with the meaning of the other.
 """
@@ -8,6 +8,7 @@ does; it never reads the memory of the one with the meaning of the other.
 import functools
 import gc
 import itertools
+import sys
 import weakref
 
 import numba
@@ -96,7 +97,7 @@ QUICK = [place for place in PLACES if place != "beside seventy"]  # which takes 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_no_argument_is_changed_behind_the_guard(action, nogil):
     places = PLACES if action == "gets other memory" else QUICK
-    for place, when in itertools.product(places, ("__dlpack__", "__dlpack_device__", "afterwards")):
+    for place, when in itertools.product(places, ("before", "afterwards")):
         for armed_at in range(1, 6 if place == "beside an odd one" else 3):  # a call may ask for an export several times
             with scene(place, when, armed_at):
                 for kernel in (new_kernel(DISPATCHERS[nogil]), later(nogil, place, KINDS.get(action, twos))):
@@ -105,17 +106,18 @@ def test_no_argument_is_changed_behind_the_guard(action, nogil):
 
 # ---- who changes the victim, and what is read of it ------------------------------------------------------------------
 class Evil:
-    """A tensor whose ``__dlpack_device__`` or ``__dlpack__`` runs `action` before its answer, or `afterwards`."""
+    """A tensor whose ``__dlpack__`` runs `action` before it makes its answer, or `afterwards`. Kernels ask for no device."""
 
-    def __init__(self, action, when="__dlpack__"):
-        self.array, self.act = np.zeros(2), lambda now: action() if now == when else None
+    def __init__(self, action, when="before"):
+        self.array, self.act, self.asked = np.zeros(2), lambda now: action() if now == when else None, []
 
     def __dlpack_device__(self):
-        self.act("__dlpack_device__")
+        self.asked.append("__dlpack_device__")
         return (1, 0)
 
     def __dlpack__(self, **options):
-        self.act("__dlpack__")
+        self.asked.append("__dlpack__")
+        self.act("before")
         made = self.array.__dlpack__(**options)
         self.act("afterwards")
         return made
@@ -166,10 +168,13 @@ def check_change(kernel, place, when, action, armed_at):
         if next(calls) == armed_at:
             change(victim)
 
+    evil = Evil(act, when)
     try:
-        got = kernel(*PLACES[place](victim, Evil(act, when)))[place == "after"]
+        got = kernel(*PLACES[place](victim, evil))[place == "after"]
     except REFUSED:
         return
+    finally:
+        assert "__dlpack_device__" not in evil.asked
     if next(calls) > armed_at:
         after = value_of(victim)
         assert after is not None, "read what has to be refused"
@@ -219,15 +224,18 @@ class Cycle:
 @pytest.mark.parametrize("action", ["becomes lazily negated", "requires grad", "gets other memory", "gets other memory, and less",
                                     "is freed"])  # fmt: skip
 def test_a_garbage_collection_at_each_allocation_of_a_call(action, nogil):
-    """The snapshot of a list, or the object of a storage, may set it off when other arguments have been read."""
-    threshold, beside = gc.get_threshold(), [torch.ones(2)]
+    """The snapshot of a list, or the object of a storage, sets it off when other arguments have been read.
+
+    A call that keeps the GIL makes neither. Since CPython 3.12 allocations in native code set no collection off.
+    """
+    threshold, beside, set_off = gc.get_threshold(), [torch.ones(2)], []
     for _ in range(4):
         later(nogil)(torch.full((4,), 2.0), beside, 1.0)
     for allocations in range(1, 12):
         victim = torch.full((4,), 2.0)
         gc.collect()
         gc.disable()
-        weakref.finalize(Cycle(), ACTIONS[action][1], victim)
+        collected = weakref.finalize(Cycle(), ACTIONS[action][1], victim)
         gc.set_threshold(gc.get_count()[0] + allocations)
         gc.enable()
         try:
@@ -235,8 +243,10 @@ def test_a_garbage_collection_at_each_allocation_of_a_call(action, nogil):
         except REFUSED:
             continue
         finally:
+            set_off.append(not collected.alive)
             gc.set_threshold(*threshold)
         assert got in (8.0, 9.0, 36.0)
+    assert any(set_off) is (nogil and sys.version_info < (3, 12))
 
 
 @fast_args
@@ -272,7 +282,8 @@ def test_without_an_exchange_table():
     """)
 
 
-@pytest.mark.parametrize("way", CALLS)
+# Two ways call no function of PyTorch, in which a mode could do something.
+@pytest.mark.parametrize("way", [way for way in CALLS if way not in ("from_dlpack", "convert")])
 @pytest.mark.parametrize("action", ["becomes lazily negated", "requires grad", "gets other memory, and less"])
 def test_conversions_in_a_mode_that_changes_the_tensor(way, action):
     for number in range(1, 40):

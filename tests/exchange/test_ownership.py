@@ -366,25 +366,29 @@ def lower_not(typing_context, x):
     return numba.float64(x), code
 
 
-COMPILE_ERRORS = [lambda a, b, c, d: d.no_such_attribute, lambda a, b, c, d: lower_not(a), lambda a, b, c, d: type_not(a)]
+COMPILE_ERRORS = {
+    lambda a, b, c, d: d.no_such_attribute: TypingError, lambda a, b, c, d: lower_not(a): NotImplementedError,
+    lambda a, b, c, d: type_not(a): ZeroDivisionError,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("i", range(3))
-def test_what_does_not_compile(i):
+@pytest.mark.parametrize(("i", "function", "error"), [(i, *row) for i, row in enumerate(COMPILE_ERRORS.items())])
+def test_what_does_not_compile(i, function, error):
     """Beside everybody: nobody is kept alive by what Numba remembers, and no deleter loses the error."""
     starts = [(kinds, start) for kinds, _ in COMPANIES.values() for start in range(4 * i % len(kinds), len(kinds), 12)]
     for k, (kinds, start) in enumerate(starts):
-        kernel = fast_args(COMPILE_ERRORS[i], nogil=(i + k) % 3 == 0)
+        kernel = fast_args(function, nogil=(i + k) % 3 == 0)
         with scene(*kinds[start:]), company(kinds[start:] + kinds[:start], 4) as (tensors, ledger):
             named = dict(zip("dcba", tensors[::-1], strict=True))
             for call in (functools.partial(kernel, *tensors), functools.partial(kernel, **named)):
-                account(call, *tensors, kernel, ledgers=(ledger,), ends=(Exception,), times=3)
+                account(call, *tensors, kernel, ledgers=(ledger,), ends=(error,), times=3)
             del call, named
 
 
 def test_a_caught_compile_error_holds_its_arguments_no_longer_than_it_lives():
     """The exception's frames hold the arguments, as those of any exception do; what Numba keeps does not."""
-    kernel, kinds = fast_args(COMPILE_ERRORS[0]), ["__dlpack__", "exports only", "numpy", "torch" if torch else "wrapper"]
+    kernel = fast_args(lambda a, b, c, d: d.no_such_attribute)
+    kinds = ["__dlpack__", "exports only", "numpy", "torch" if torch else "wrapper"]
     with company(kinds, 4) as (tensors, _), kept(*tensors, kernel), pytest.raises(TypingError):
         kernel(*tensors)
 

@@ -79,12 +79,11 @@ REFUSALS = {
     "a memoryview with strides off the grid": ([memoryview(odd.OFF_GRID)], TO_NUMPY, BufferError, f"its buffer's {NO_GRID}"),
     "buffers whose items are no native numbers": (odd.FORMATS, READERS, BufferError, FORMAT),
     "a buffer of pointers to its rows": (odd.POINTERS, READERS, BufferError, "underlying buffer requires suboffsets"),
-    "vectors of what is no native number to ctypes": ([(x * 2)() for x in odd.ELEMENTS], WRITERS, BufferError, FORMAT),
-    "matrices of what is no native number to ctypes": ([((x * 2) * 3)() for x in odd.ELEMENTS], WRITERS, BufferError, FORMAT),
+    "arrays of what is no native number to ctypes": (
+        [cls() for x in odd.ELEMENTS for cls in (x * 2, x * 2 * 3)], WRITERS, BufferError, FORMAT),
     "objects of ctypes that are no arrays": (
         [*[cls() for cls in odd.STRUCTURES], ctypes.pointer(ctypes.c_int(3))], READERS, BufferError, FORMAT),
-    "a released memoryview": ([make(odd.released, first)], TO_NUMPY, ValueError, RELEASED),
-    "a released memoryview, by a kernel": ([make(odd.released, first)], {"kernel": first}, ValueError, RELEASED),
+    "a released memoryview": ([make(odd.released, first)], {**TO_NUMPY, "kernel": first}, ValueError, RELEASED),
     "a closed mmap": ([odd.CLOSED], READERS, ValueError, "mmap closed"),
     **{f"a __buffer__ that raises {error.__name__}": (odd.buffer(raising(error)), READERS, error, "no$")
        for error in (RuntimeError, BufferError, KeyboardInterrupt)},
@@ -114,9 +113,6 @@ REFUSALS = {
     "dtypes that would cast, or are none": (
         COUNTED_KINDS, with_option("dtype", ("f4", "nonsense", object()), from_dlpack), TypeError,
         r"from_dlpack\(\): (the elements are .*, not float32; dtype= does not cast|dtype is what numpy.dtype takes, not)"),
-    "arguments that from_dlpack does not have": (
-        COUNTED_KINDS, {"unknown": lambda x: from_dlpack(x, unknown=x), "two": lambda x: from_dlpack(x, x)}, TypeError,
-        r"from_dlpack\(\) (got an unexpected keyword argument 'unknown'|takes 1 positional argument)"),
     "a __dlpack__ that returns a capsule again": (
         [make(lambda: Given(odd.consumed()))], CALLS, BufferError, 'returned .*"used_dltensor_versioned".*, not an unconsumed'),
     "a capsule, which is no tensor": ([make(odd.consumed)], CALLS, TypeError, "type PyCapsule is no tensor"),
@@ -266,7 +262,7 @@ def test_numpys_table_imports_no_lie():
                 assert values != (BufferError,), "imported"
                 view = object_at(out[0])
                 ctypes.pythonapi.Py_DecRef(ctypes.py_object(view))
-                assert 4 in values or view.sum() in values
+                assert 4 in [value for value in values if type(value) is int] or view.sum() in values
                 del view
             assert "no deleter" in name or ledger.out == 0
 
@@ -286,6 +282,6 @@ def test_other_frameworks_follow_no_lie(target):
                     assert "torch" not in target or word in str(end), end
                 elif not {"code", "bits", "lanes", "device_type"} & set(lies):
                     assert ends is not BufferError, "converted"
-                    assert elements(end).sum() in (*(ends if isinstance(ends, tuple) else (ends,)), 6.0)
+                    assert elements(end).sum() in (ends if isinstance(ends, tuple) else (ends,))
                 del end
                 assert "no deleter" in name or eventually(lambda tensor=tensor: not tensor.ledger.out), "not given back"

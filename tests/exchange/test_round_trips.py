@@ -54,7 +54,7 @@ def by_numpys_reader(x):
 
 WAYS = {
     # how a tensor goes out and becomes an array; "legacy" cannot say what is readonly: it refuses that, or comes back so
-    **dict.fromkeys(("from_dlpack", "from_dlpack, native"), from_dlpack),
+    "from_dlpack": from_dlpack,
     "from_dlpack, keywords": lambda x: from_dlpack(x, dtype=elements(x).dtype, copy=None),
     "from_dlpack, shared": lambda x: from_dlpack(x, copy=False, device="cpu"),
     "from_dlpack, a copy": lambda x: from_dlpack(x, copy=True),
