@@ -8,7 +8,7 @@ import weakref
 import numba
 import numpy as np
 import pytest
-from frameworks import FRAMEWORKS, NUMPY_DTYPES, needs_torch, torch, tvm_ffi
+from frameworks import FRAMEWORKS, NUMPY_DTYPES, has_table, needs_torch, torch, tvm_ffi
 from hostile_producers import _do, _native, setting
 from interoperability import Wrapper, jax, pyarrow
 from made_producers import ONLY_NUMBA, Dunder, Ledger, SaysType, Tabled, ffi, tabled_type
@@ -62,7 +62,7 @@ def test_a_new_array_is_a_tensor_of_the_callers_framework(name):
     assert from_dlpack(made).dtype == np.float32
 
 
-@pytest.mark.parametrize("name", ["numpy", *["torch"] * hasattr(torch and torch.Tensor, "__dlpack_c_exchange_api__")])
+@pytest.mark.parametrize("name", ["numpy", *["torch"] * has_table()])
 def test_native_code_makes_tensors(name):
     """Warm calls run no Python code where native code makes them."""
     tensor = RETURNED[name][0](np.arange(6.0))

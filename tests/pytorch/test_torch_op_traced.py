@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch_operators
 from forked import fork_python
-from frameworks import has_table
+from frameworks import has_table, has_versioned_capsules
 from oracle import type_and_message
 from raising import check_raises
 from scale_kernels import elementwise
@@ -113,8 +113,9 @@ def check_what_is_the_same(said, slow):
         assert sums(x) == sums.bind(x)() == silent(x) == silent.bind(x)() == sums(x[::2]) + 4 == 6
     assert convert(x, np.ndarray).tolist() == x.tolist()
     conjugated = torch.ones(3, dtype=torch.complex64).conj()
+    refusal = BufferError if has_versioned_capsules() else (BufferError, RuntimeError)  # which its __dlpack__ raised before
     for odd in (torch.ones(3, requires_grad=True), conjugated, conjugated.imag, torch.ones(3, device="meta")):
-        check_raises(BufferError, "'x'", sums, odd)
+        check_raises(refusal, "'x'", sums, odd)
     if hasattr(torch._C, "_functorch"):  # without which PyTorch traces nothing
         for function in (op, doubled):
             assert torch.equal(graph_of(function, x)(x + 1), 2 * x + 2), "the tracer has not seen the call"
