@@ -120,9 +120,10 @@ def check_what_is_the_same(said, slow):
         for function in (op, doubled):
             assert torch.equal(graph_of(function, x)(x + 1), 2 * x + 2), "the tracer has not seen the call"
         assert torch.equal(torch.jit.trace(lambda x: doubled(x), x)(x + 1), 2 * x + 2)
-    found = {each.name: each.status for each in probe._torch(torch)}
+    found = {status: {each.name for each in probe._torch(torch) if each.status == status} for status in ("slow", "wrong")}
     assert said in str(doubled.explain(x)) + str(silent.explain(x))
-    assert {name for name, status in found.items() if status == "slow"} == slow and "wrong" not in found.values()
+    assert found["slow"] == slow
+    assert found["wrong"] <= {*["torch: lazily conjugated"] * (refusal is not BufferError)}, "it is refused, but by another error"
 
 
 def test_fake_tensors():
