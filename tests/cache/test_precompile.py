@@ -94,7 +94,7 @@ def test_outputs_may_be_omitted_and_no_tensor_is_written_to():
     ((np.ones(3, ">f8"),), BufferError, "'x'"),
     (("text",), TypingError, "sum"),
     ("(unicode_type, float64)", TypingError, "sum"),
-    ("float64(", Exception, ""),
+    ("float64(", SyntaxError, "'(' was never closed"),
     ("float32(float64[:], float64)", TypeError, "it returns float64, not float32"),
 ])  # fmt: skip
 def test_errors(call, error, text):

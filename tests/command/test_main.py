@@ -95,8 +95,9 @@ def test_without_torch_and_tvm_ffi(tmp_path, code, words):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ("--nonsense", "--nonsense"), ("nonsense", "nonsense"), ("bench --nonsense", "--nonsense"), ("bench x", "x"),
-    ("compare a", "required: NEW"), ("doctor x", "x"), ("run", ""), ("run --", ""), ("run -m", ""),
+    ("--nonsense", "--nonsense"), ("nonsense", "nonsense"), ("bench --nonsense", "--nonsense"), ("compare a", "required: NEW"),
+    *((f"{each} x", "unrecognized arguments: x") for each in ("bench", "doctor")),
+    *((each, "required: PROGRAM") for each in ("run", "run --", "run -m")),
 ])  # fmt: skip
 def test_unknown_or_missing_arguments(arguments, words):
     done = run_here(*arguments.split())

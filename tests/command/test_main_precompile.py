@@ -203,7 +203,8 @@ def test_a_kernel_whose_code_has_no_folder(imported, monkeypatch):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ("doctor --bogus", "usage: python -m fastexchange doctor "),
-    ("record program.py", "-o"), ("record -o x.json", "PROGRAM"), ("record -o x.txt program.py", "end in .json"),
+    ("record program.py", "required: -o"), ("record -o x.json", "required: PROGRAM"),
+    ("record -o x.txt program.py", "end in .json"),
     ("record -o none/x.json program.py", "cannot be written"), ("record -o folder.json program.py", "cannot be written"),
     ("record -o x.json none.py", "there is no file 'none.py'\n"), ("record -o x.json none", "to run a module, give -m none"),
 ])  # fmt: skip

@@ -129,13 +129,10 @@ def check(programs, form, together=10):
             raise
 
 
-def test_accumulators_and_conditions():
-    check([*WRITTEN[:5], WRITTEN[-1]], BFLOAT16)
-
-
-@pytest.mark.slow
-def test_programs():
-    check(WRITTEN[5:-1], BFLOAT16)
+@pytest.mark.parametrize("programs", [[*WRITTEN[:5], WRITTEN[-1]], pytest.param(WRITTEN[5:-1], marks=pytest.mark.slow)],
+                         ids=["accumulators and conditions", "others"])  # fmt: skip
+def test_programs(programs):
+    check(programs, BFLOAT16)
 
 
 IN_A_PROCESS = """
