@@ -117,7 +117,7 @@ def main() -> int:
         stub = cuda_stub.load(directory, force=True)
         stub.set_devices(3)
         is_good = [soak(stub, name, launches) for name in filter(is_installed, PACKAGES)]
-    return 0 if all(is_good) else 1
+    return 0 if is_good and all(is_good) else 1
 
 
 if __name__ == "__main__":

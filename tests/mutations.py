@@ -145,8 +145,11 @@ def is_caught(checkout: Path, covered: Path, name: str, line: int, new: str, sec
                 path.write_text(source)
                 said = next((text for text in done.stdout.splitlines() if text.startswith(("FAILED tests", "ERROR tests"))), "")
                 test = said.partition(" ")[2].partition(" - ")[0]
-                if not test or run_tests(checkout, "-n0", test, seconds=seconds).returncode == 0:
+                unchanged = run_tests(checkout, "-x", "-n0", *([test] if test else [*left_out, *tests]), seconds=seconds)
+                if unchanged.returncode in (0, 5):
                     return CAUGHT, said or f"exit code {done.returncode}"
+                if not test:
+                    return UNDECIDED, f"without the change, too, pytest ends with {unchanged.returncode}"
                 left_out += ["--deselect", test]
     except subprocess.TimeoutExpired:
         return UNDECIDED, f"not ended after {seconds} s"

@@ -343,7 +343,7 @@ def test_a_thousand_calls_leave_nothing(name):
 @pytest.mark.slow
 def test_memory_stays_flat():
     """The soak of ``soak.py``, in small: calls, and types that come and go."""
-    assert "memory flat" in run_python("import soak; soak.main(['--calls', '2000', '--types', '800'])").stdout
+    assert "memory flat" in run_python("import soak; soak.main(['--calls', '40000', '--types', '4000'])").stdout
 
 
 # ---- what does not compile, does not bind ----------------------------------------------------------------------------

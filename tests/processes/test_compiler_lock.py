@@ -7,10 +7,12 @@ import numba
 import numpy as np
 import pytest
 from children import accelerating
+from counting import scene
 from numba.core.base import BaseContext as TargetContext
-from numba.core.codegen import CodeLibrary, CPUCodegen
+from numba.core.codegen import CPUCodegen, CPUCodeLibrary
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.cpu import CPUContext
 from numba.core.typing.context import BaseContext as TypingContext
 from numba.extending import overload
 from raising import check_raises
@@ -21,10 +23,11 @@ from fastexchange.calls.dependencies import dependencies
 from fastexchange.ground import numba_internals
 
 TOUCHES = {
-    TargetContext: ("refresh", "load_additional_registries", "install_registry", "get_function", "subtarget"),
+    TargetContext: ("refresh", "install_registry", "get_function", "subtarget"),
+    CPUContext: ("load_additional_registries",),
     TypingContext: ("refresh", "_load_builtins", "install_registry", "resolve_value_type", "resolve_overload"),
-    CPUCodegen: ("create_library", "unserialize_library"),
-    CodeLibrary: ("add_ir_module", "finalize"),
+    CPUCodegen: ("create_library",),
+    CPUCodeLibrary: ("add_ir_module", "finalize"),
     CompileResult: ("_reduce",),
 }
 """What needs the lock. Making a dispatcher does not: see ``ground.numba_internals``."""
@@ -53,8 +56,8 @@ def repeated():
 
 
 def cached_and_pickled():
-    kernel = fast_args(named, cache=True)
-    assert kernel(1.0) == pickle.loads(pickle.dumps(kernel))(1.0)
+    kernel, again = (fast_args(named, cache=True) for _ in range(2))
+    assert kernel(1.0) == again(1.0) == pickle.loads(pickle.dumps(kernel))(1.0) and again.stats.cache_hits
 
 
 ACTIONS = {
@@ -70,21 +73,23 @@ ACTIONS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*reflected list")
-@pytest.mark.parametrize("action", ACTIONS)
-def test_numbas_contexts_are_touched_under_its_lock(action, monkeypatch, cache):
-    touched: dict[str, bool] = {}
+def test_numbas_contexts_are_touched_under_its_lock(monkeypatch, cache):
+    touched: list[tuple] = []
 
     def watched(cls, name, numbas):
         def watching(*given, **named):
-            where = f"{cls.__name__}.{name}"
-            touched[where] = touched.get(where, True) and global_compiler_lock.is_locked()
+            touched.append((cls, name, global_compiler_lock.is_locked()))
             return numbas(*given, **named)
 
         return watching
 
-    for cls, names in TOUCHES.items():
-        for name in names:
-            monkeypatch.setattr(cls, name, watched(cls, name, getattr(cls, name)))
-    ACTIONS[action]()
-    assert all(touched.values()), touched
-    assert touched or action == "explained"
+    watches = {(cls, name) for cls, names in TOUCHES.items() for name in names}
+    for cls, name in watches:
+        monkeypatch.setattr(cls, name, watched(cls, name, getattr(cls, name)))
+    for name, action in ACTIONS.items():
+        before = len(touched)
+        with scene(name):
+            action()
+            assert len(touched) > before or name == "explained"
+            assert not [where for *where, is_locked in touched if not is_locked]
+    assert {(cls, name) for cls, name, _ in touched} == watches

@@ -113,24 +113,27 @@ def test_first_calls_at_once(base):
 def test_another_thread_calls_at_each_line_of_a_first_call(base, step):
     """What one thread is about to learn, another needs: it waits for a lock, or it learns that itself."""
     array, dispatcher = np.arange(4.0), numba.njit(lambda x: x.sum())
-    fast_args(dispatcher)(base(array))
 
     def scene():
         gc.collect(0)
         kernel, tensor, results = new_kernel(dispatcher), type("Met", (base,), {})(array), []
         return (lambda: results.append(end_of(kernel, tensor))), results, tensor.ledger
 
-    wrong = []
+    for _ in range(2):  # so that the lines that are met are those of each later scene
+        scene()[0]()
+    wrong, started = [], []
     for line, work_with, (call, results, ledger) in at_each_line(scene, step):
         thread = threading.Thread(target=lambda call=call: [call(), call()])
         work_with(lambda thread=thread: (thread.start(), thread.join(0.02)))  # it may wait for a lock that this thread holds
-        if thread.ident is not None:
+        started.append(thread.ident is not None)
+        if started[-1]:
             thread.join(SECONDS)
         if results != [6.0] * (1 if thread.ident is None else 3):
             wrong.append(f"{line}: {results}")
         if not wrong:
             ledger.check(ledger.made)
     assert not wrong, "\n".join(wrong)
+    assert sum(started) > 0.9 * len(started), f"{len(started) - sum(started)} lines were not come to again"
 
 
 RATE = 1
@@ -277,8 +280,7 @@ MAKERS = {
 }  # fmt: skip
 IS_DONE = {
     "numpy": {"box[0].resize(2 * SIZE)": "resize"},
-    "bytearray": {"box[0].extend(bytes(SIZE))": "re-sized", "box[0].clear()": "re-sized"},
-    "array": {"box[0].extend(box[0])": "exporting buffers", "box[0].pop()": "exporting buffers"},
+    "bytearray": {"box[0].extend(bytes(SIZE))": "re-sized"}, "array": {"box[0].pop()": "exporting buffers"},
     "mmap": {"box[0].close()": "exported pointers", "box[0].resize(2 * SIZE)": "buffers exported"},
     "memoryview": {"box[0].release()": "exported buffer", "box[0].obj.clear()": "re-sized"},
 }
@@ -286,11 +288,10 @@ IS_DONE = {
 if torch is not None:
     MAKERS["torch"] = torch.ones
     IS_DONE["torch"] = {
-        "box[0].set_(torch.zeros(3))": "", "box[0].set_(torch.zeros(3).untyped_storage(), 0, (3,))": "", "box[0].set_()": "",
+        "box[0].set_(torch.zeros(3))": "", "box[0].set_()": "",
         "setattr(box[0], 'data', torch.zeros(3))": "", "box[0].resize_(3)": "", "box[0].t_()": "",
         # as not once it has been seen through .numpy(), and as a bytearray is not
-        "box[0].resize_(2 * SIZE)": "resizable", "torch.add(torch.ones(2 * SIZE), 1.0, out=box[0])": "resizable",
-        "box[0].untyped_storage().resize_(8 * SIZE)": "resizable", "box[0].untyped_storage().resize_(0)": "resizable",
+        "box[0].resize_(2 * SIZE)": "resizable", "box[0].untyped_storage().resize_(0)": "resizable",
     }  # fmt: skip
 MEANWHILE = {
     f"{kind}, {act}": (kind, act, word)

@@ -65,14 +65,17 @@ def test_the_layout_of_tensors_is_found_whatever_mode_the_caller_is_in_and_whate
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("chance", [26, 129, 200])
+@pytest.mark.parametrize("chance", [-100, 70])
 def test_a_byte_that_is_1_by_chance_is_not_taken_for_a_flag_of_the_layout(chance, monkeypatch):
-    """In one process of some hundred a byte of an address is 1 in all leaves of the experiment, and 0 in all others."""
+    """In one process of some hundred a byte of an address is 1 in all leaves of the experiment, and 0 in all others.
+
+    `chance`: so far from the flag. Near it none is found.
+    """
     expected, offsets = producer.Guard().native.requires_grad, producer._offsets
-    by_chance = {1: [chance]}
+    by_chance = {1: [expected + chance]}
     monkeypatch.setattr(producer, "_offsets", lambda step, holds: sorted([*offsets(step, holds), *by_chance.get(step, [])]))
     found = producer.Guard()
-    assert not found.knows_autograd or found.native.requires_grad == expected
+    assert found.knows_autograd and found.native.requires_grad == expected
 
 
 def of_autograd():

@@ -22,7 +22,6 @@ from ways import mode_of
 from fastexchange import convert, fast_args
 from fastexchange.torch import modes as torch_modes
 from fastexchange.torch.autograd import _call
-from fastexchange.torch.tracing import name_of
 
 nothing_compiled = torch_operators.nothing_compiled
 by_backend = pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -46,7 +45,7 @@ def test_modes_and_tracers_see_operators_and_kernels_that_declare_their_outputs(
         assert torch.equal(scale_op()(x, w), x * w)
     assert "fx_test.scale.default" in seen
     with FlopCounterMode(display=False):
-        assert torch.equal(scale(x, w), x * w) and total(x) == total(x)
+        assert torch.equal(scale(x, w), x * w) and total(x) == x.sum()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.profiler.profile() as profile:
@@ -433,10 +432,10 @@ def test_dynamo_compiles_nothing_of_a_call_that_breaks_its_graph():
 
 def test_pytorch_without_operators(monkeypatch):
     """A PyTorch that is too old: kernels are no operators, and their calls break a graph, as any call of Python code does."""
-    kernel = fast_args(out="x[n] -> y[n]")(doubled.py_func)
+    kernel, before = fast_args(out="x[n] -> y[n]")(doubled.py_func), {*torch._C._dispatch_get_all_op_names()}
     monkeypatch.delattr(torch.library, "register_vmap")
     said = r"doubled.as_torch_op\(\) needs a PyTorch with torch.library.register_vmap"
     check_raises(ImportError, said, kernel.as_torch_op, "a::b")
     for _ in range(3):
         assert torch.compile(lambda x: kernel(x) + 1, backend="eager")(torch.ones(3)).tolist() == [3] * 3
-    assert not hasattr(torch.ops.fastexchange, name_of(kernel))
+    assert {*torch._C._dispatch_get_all_op_names()} == before

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 STUB = Path(fastexchange.__file__).with_suffix(".pyi")
 NOT_OURS = (
-    r"\bcuda\.grid\(|torch\.from_dlpack\(|import (mykernels|vectors)|scale_cuda\.as_torch_op"
+    r"\bcuda\.grid\(|import (mykernels|vectors)|scale_cuda\.as_torch_op"
     r"|Series\.__dlpack_c_\w+ =|y\[:\] = factor"
 )
-"""Numba has no types, PyTorch does not declare this function; modules and a kernel that a page leaves to its reader; an attribute
+"""Numba has no types; modules and a kernel that a page leaves to its reader; an attribute
 that is given to a class; an output whose default is None."""
 UNTYPED = {
     "fast_args is inconsistent",  # a test here has its options

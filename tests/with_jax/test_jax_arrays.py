@@ -252,7 +252,7 @@ added = fast_args(elementwise("added(x, y, total, both)", statement), out="x[n],
 def test_outputs_and_results(size):
     """Small ones are put, large ones exported: a kernel gets the same, each in its place, and nobody writes to them later."""
     one, two, made = jnp.arange(float(size)), jnp.ones(size, "int32"), []
-    wanted = np.arange(float(size), dtype=np.float32) + 1
+    wanted, slow = np.arange(float(size), dtype=np.float32) + 1, added.counts().slow
     double = fast_args(lambda x: (x + x, x[:2]))
     for _ in range(3):
         total, both = added(one, two)
@@ -262,7 +262,7 @@ def test_outputs_and_results(size):
         assert is_same(doubled, 2 * wanted - 2) and type(part) is type(one) and part.tolist() == [0, 1][:size]
         assert jax.jit(lambda x: x * 2)(total)[-1] == 2 * size
     assert all(is_same(each, wanted if each.ndim == 1 else np.stack([wanted, wanted])) for each in made)
-    assert len({each.unsafe_buffer_pointer() for each in made}) == 6 and added.counts().slow <= 2
+    assert len({each.unsafe_buffer_pointer() for each in made}) == 6 and added.counts().slow <= slow + 2
 
 
 def test_results_do_not_take_the_slow_way():

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib
+import inspect
 import threading
 import time
 
@@ -460,15 +461,21 @@ EXPORT = """
     open(sys.argv[1], "wb").write(jax.export.export(jax.jit(scaled), disabled_checks=allowed)(*given).serialize())
 """
 LOAD = """
-    import sys
+    import gc, sys
     import jax, jax.export, jax.numpy as jnp
-    from fastexchange import register_xla_target
+    from fastexchange import fast_args, register_xla_target
     register_xla_target()
     function = jax.export.deserialize(open(sys.argv[1], "rb").read())
-    try:
-        function.call(jnp.arange(5.0), jnp.float32(3))
-    except Exception as error:
-        print(error)
+    sources = "", sys.argv[2] + "\\nanother = scaled\\n" + sys.argv[2]
+    for source in sources:
+        namespace = {"__name__": "test_xla", "fast_args": fast_args}
+        exec(compile(source, "<twice>", "exec"), namespace)
+        try:
+            function.call(jnp.arange(5.0), jnp.float32(3))
+        except Exception as error:
+            print(error)
+    del namespace
+    gc.collect()
     import test_xla
     print(function.call(jnp.arange(5.0), jnp.float32(3)), function.call(jnp.arange(3.0), jnp.float32(3)))
 """
@@ -479,21 +486,26 @@ def test_exported_functions_run_in_another_process(tmp_path):
     pytest.importorskip("flatbuffers")
     path = str(tmp_path / "exported")
     fork_python(EXPORT, path)
-    said = fork_python(LOAD, path).stdout
-    assert "no kernel test_xla.scaled" in said and "[ 0.  3.  6.  9. 12.] [0. 3. 6.]" in said
+    said = fork_python(LOAD, path, inspect.getsource(scaled.py_func)).stdout
+    for words in ("no kernel test_xla.scaled", "2 kernels test_xla.scaled", "[ 0.  3.  6.  9. 12.] [0. 3. 6.]"):
+        assert words in said
 
 
 @pytest.mark.slow
 def test_functions_that_jax_keeps_on_disk_find_the_kernel_of_their_process(tmp_path):
-    for _ in range(2):
+    said = [
         fork_python("""
-            import jax, jax.numpy as jnp
+            import jax, jax.monitoring, jax.numpy as jnp
+            events = []
+            jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rpartition("/")[2]))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
             jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
             from test_xla import scaled
             assert jax.jit(lambda x: scaled(x, jnp.float32(4)) + 1)(jnp.arange(3.0)).tolist() == [1, 5, 9]
-        """, JAX_COMPILATION_CACHE_DIR=str(tmp_path))
-    assert list(tmp_path.iterdir())
+            print("cache_misses" in events, "cache_hits" in events)
+        """, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).stdout for _ in range(2)
+    ]
+    assert said == ["True False\n", "False True\n"]
 
 
 ENDING = """
