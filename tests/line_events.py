@@ -13,11 +13,18 @@ import fastexchange
 ROOT = os.path.dirname(fastexchange.__file__)
 
 
-def traced(prefix: str, event_of_interest: str, note: Callable[[tuple], object], work: Callable[[], object]) -> None:
-    """Do `work`, and ``note(place)`` before each line, or instruction, of files of the package whose path begins so."""
+Work = Callable[[], object]
+
+
+def traced(prefix: str, event_of_interest: str, note: Callable[[tuple], object], work: Work, rehearse: Work) -> None:
+    """Do `work`, and ``note(place)`` before each line, or instruction, of files of the package whose path begins so.
+
+    `rehearse` is done before: CPython 3.13 and later show most of a function's instructions only from its second call on.
+    """
+    is_noted = False
 
     def local(frame, event, argument):
-        if event == event_of_interest:
+        if event == event_of_interest and is_noted:
             code = frame.f_code
             step = (code.co_name, frame.f_lasti) if event == "opcode" else ()
             note((code.co_filename, frame.f_lineno, *step))
@@ -32,12 +39,14 @@ def traced(prefix: str, event_of_interest: str, note: Callable[[tuple], object],
     before = sys.gettrace()
     sys.settrace(trace)
     try:
+        rehearse()
+        is_noted = True
         work()
     finally:
         sys.settrace(before)
 
 
-def _at(place: tuple, event: str, act: Callable[[], object], work: Callable[[], object]) -> None:
+def _at(place: tuple, event: str, act: Work, work: Work, rehearse: Work) -> None:
     """Do `work`, and `act` when it first comes to the place; what either raises is raised."""
     acted = []
 
@@ -47,21 +56,23 @@ def _at(place: tuple, event: str, act: Callable[[], object], work: Callable[[], 
             sys.settrace(None)
             act()
 
-    traced(place[0], event, note, work)
+    traced(place[0], event, note, work, rehearse)
 
 
 def _at_each(scene: Callable[[], tuple], event: str, name: str, step: int) -> Iterator[tuple[str, Callable, tuple]]:
+    def rehearsal() -> Work:
+        return scene()[0] if event == "opcode" else lambda: None
+
     places: dict[tuple, None] = {}
-    for _ in range(2 if event == "opcode" else 1):  # CPython 3.13 may show a function's instructions only from its second call on
+    for _ in range(2 if event == "opcode" else 1):  # CPython 3.12 shows no instruction when it is asked for the first time
         places.clear()
-        work, *_ = scene()
-        traced(os.path.join(ROOT, name), event, places.setdefault, work)
-        del work, _
+        traced(os.path.join(ROOT, name), event, places.setdefault, scene()[0], rehearsal())
     assert len(places) > 10, f"only {len(places)} places of the package were met: nothing is tested"
     for place in list(places)[::step]:
         stage = scene()
         named = f"{os.path.relpath(place[0], ROOT)}:{':'.join(map(str, place[1:]))}"
-        yield named, lambda act, place=place, work=stage[0]: _at(place, event, act, work), stage
+        rehearse = rehearsal()
+        yield named, lambda act, place=place, work=stage[0], rehearse=rehearse: _at(place, event, act, work, rehearse), stage
 
 
 def at_each_line(scene: Callable[[], tuple], step: int = 1) -> Iterator[tuple[str, Callable, tuple]]:

@@ -128,7 +128,7 @@ CAUGHT, MISSED, UNDECIDED = "caught", "NOT CAUGHT", "undecided"
 
 
 def is_caught(checkout: Path, covered: Path, name: str, line: int, new: str, seconds: int) -> tuple[str, str]:
-    """Whether a test fails with a change: CAUGHT and which, MISSED, or UNDECIDED if the tests have not ended in time."""
+    """Whether a test fails with a change: CAUGHT and which, MISSED, or UNDECIDED: not ended, or they fail without it."""
     path = checkout / name
     source = path.read_text()
     lines = source.splitlines()

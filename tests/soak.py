@@ -39,13 +39,14 @@ from fastexchange.dispatch.runtime import runtime  # noqa: E402
 
 ROUNDS, WARM_ROUNDS = 40, 8
 """Each path has its share of the calls in each round. What was allocated in the first rounds is not counted."""
-RESIDENT_BOUND, BLOCKS_BOUND = 6 * 2**20, 12_000
-"""By so many bytes and blocks memory may grow: in the full run not by a byte for each call, nor by a block for eight types."""
 
 
 def bounds(times: int) -> dict[str, int]:
-    """By how much each may grow in so many calls, or types. References are counted in a debug build of CPython only."""
-    return {"resident bytes": RESIDENT_BOUND, "memory blocks": min(BLOCKS_BOUND, 1_000 + times // 10), "references": 20_000}
+    """By how much each may grow in so many calls, or types: in the full run not by a byte a call, nor by a block for eight types.
+
+    References are counted in a debug build of CPython only.
+    """
+    return {"resident bytes": 6 * 2**20, "memory blocks": min(12_000, 1_000 + times // 10), "references": 20_000}
 
 
 def resident() -> int:

@@ -37,7 +37,7 @@ from ..ground.numba_internals import (
     pipeline_of,
     registered_for,
 )
-from ..ground.safe_repr import is_type
+from ..ground.safe_repr import a_type_name, is_type
 from .names_in_code import names_in, parts_of
 
 __all__ = ["NotDescribable", "closure_of", "dependencies", "has_current_code", "meaning_of", "note_loaded"]
@@ -170,7 +170,7 @@ class _Describer:
             if (own or registered or isinstance(value, _NATIVE)) and all(function for function, _ in registered):
                 described = [(self.describe(function, name), self.describe(how, name)) for function, how in registered]
                 return *_named(value), own, described
-        raise NotDescribable(f"{name} is a {kind.__qualname__!r}")
+        raise NotDescribable(f"{name} is {a_type_name(kind)}")
 
     def _class(self, cls: type, name: str) -> tuple:
         """Describe a class. In another process the class of the same name has to be the same."""

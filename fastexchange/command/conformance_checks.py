@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ..ground.safe_repr import a_type_name, one_line
 from . import CommandError
 from .conformance import BEGINS, ENDS, HAS, MARK
-from .probe import NOTHING, OK, WRONG, one_line
+from .probe import NOTHING, OK, WRONG
 
 __all__: list[str] = []
 
@@ -286,7 +287,7 @@ def _check_import(table: _Table) -> str:
     made = ctypes.cast(out[0], ctypes.py_object).value
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))  # `made` has its own reference
     if not isinstance(made, type(table.tensor)) and not isinstance(table.tensor, type(made)):
-        raise _Wrong(f"it made a {type(made).__qualname__}, not a {type(table.tensor).__qualname__}")
+        raise _Wrong(f"it made {a_type_name(type(made))}, not {a_type_name(type(table.tensor))}")
     again = table.export(made)
     found, is_readonly = table.described(again.dl_tensor), again.flags & _READONLY
     table.delete(again)

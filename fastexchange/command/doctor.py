@@ -25,10 +25,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import __file__ as package_file
+from ..ground.safe_repr import one_line
 from ..interpreter import DISABLED, is_free_threaded
 from ..measuring.tables import Row, progress, show
 from ..version import DISTRIBUTION, __version__
-from .probe import FRAMEWORKS, NOTHING, OK, SLOW, UNKNOWN, WRONG, Finding, failure, one_line
+from .probe import FRAMEWORKS, NOTHING, OK, SLOW, UNKNOWN, WRONG, Finding, failure
 
 __all__ = ["run"]
 

@@ -6,9 +6,9 @@ import inspect
 from types import ModuleType
 from typing import Any
 
+from ..ground.safe_repr import one_line
 from . import CommandError
 from .objects import find, imported, split
-from .probe import one_line
 
 __all__ = ["run"]
 

@@ -206,8 +206,8 @@ def run_make(levels: list[str], folder: str, package: str, targets: list[str], n
     from ..ground.disk_cache import CacheFolder
     from ..ground.numba_code import number_names
     from ..ground.package_code import CodeFile, name_of_file
+    from ..ground.safe_repr import one_line
     from .native_code import native_code
-    from .probe import one_line
     from .targets import work_of
 
     if native is not None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..ground.safe_repr import one_line
 from . import CommandError
-from .probe import one_line
 
 __all__ = ["find", "imported", "split"]
 

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import warnings
 
+from ..ground.safe_repr import one_line
 from ..ground.shipped import own_path
 from ..interpreter import DISABLED
 from ..measuring.tables import progress, stage
 from . import CommandError
-from .probe import one_line
 from .targets import work_of
 
 __all__ = ["run"]

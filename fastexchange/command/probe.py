@@ -10,10 +10,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ..ground.safe_repr import one_line
 
 __all__ = ["FRAMEWORKS", "NOTHING", "OK", "SLOW", "UNKNOWN", "WRONG", "Finding", "OnlyDunder"]
 
@@ -36,13 +37,6 @@ class Finding(NamedTuple):
     text: str
     advice: str = ""
     """What the user can do."""
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception's type and message as one line."""
-    with suppress(Exception):  # its __str__ may raise
-        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return type(error).__name__
 
 
 _SHORTAGES = (errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..ground.safe_repr import one_line
 from . import CommandError
-from .probe import one_line
 from .program import NoProgram, run_here, start_anew
 
 __all__ = ["kernels_in", "run", "write_at_exit"]

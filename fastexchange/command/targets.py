@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..ground.safe_repr import one_line
 from . import CommandError
 from .objects import find, imported, split
-from .probe import one_line
 from .record import kernels_in
 
 __all__ = ["work_of"]

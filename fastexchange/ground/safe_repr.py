@@ -1,10 +1,11 @@
 """Names for messages. They run no code of the named objects, which could raise or crash."""
 
+from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType
 
 import numpy as np
 
-__all__ = ["a_type_name", "is_type", "shown", "type_name"]
+__all__ = ["a_type_name", "is_type", "one_line", "shown", "type_name"]
 
 # By `type` itself: a metaclass may override or raise.
 _own_name = vars(type)["__qualname__"].__get__
@@ -32,6 +33,13 @@ def a_type_name(cls: type) -> str:
     """A type's name after its article: ``an int``, ``a numpy.ndarray``."""
     name = type_name(cls)
     return f"{'an' if name.startswith(tuple('aeioAEIO')) else 'a'} {name}"
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and message as one line. Only for its message its own code is run, which may raise."""
+    with suppress(Exception):
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return type(error).__name__
 
 
 def shown(value, depth: int = 2) -> str:

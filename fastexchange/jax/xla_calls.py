@@ -19,7 +19,7 @@ from ..ground.numba_internals import compiles_as_numba, is_object_mode
 from ..ground.omitted import OMITTED
 from ..ground.once import once
 from ..ground.parameters import flatten, with_items
-from ..ground.safe_repr import type_name
+from ..ground.safe_repr import a_type_name, type_name
 from ..ground.shape_notation import extents_of, shape_of
 from . import xla
 from .gradients import differentiable
@@ -140,8 +140,8 @@ class Traced:
         elif type(value) in _PYTHONS or isinstance(value, np.generic):
             self._sources.append((batches.NUMBER, value))
         elif hasattr(value, "__dlpack__"):
-            kind = type_name(type(value))
-            raise TypeError(f"{self.argument(position)} is a {kind}, and JAX traces this call: pass an array of JAX or NumPy")
+            kind = a_type_name(type(value))
+            raise TypeError(f"{self.argument(position)} is {kind}, and JAX traces this call: pass an array of JAX or NumPy")
         else:
             self.is_native = False
         return value, value

@@ -9,6 +9,7 @@ import warnings
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 
+from ..ground.safe_repr import a_type_name
 from .frames import without_own_frames
 from .overhead import ROUNDS, is_measured, measured
 from .report import OverheadReport
@@ -60,7 +61,7 @@ class FastArgsMagics(Magics):
         names = dict(local_ns or {})
         kernel = self._value(call.func, names)
         if not is_measured(kernel):
-            found = f"{ast.unparse(call.func)} is a {type(kernel).__name__}"
+            found = f"{ast.unparse(call.func)} is {a_type_name(type(kernel))}"
             raise UsageError(f"%fastargs: {found}, not a kernel made by fast_args; of one for CUDA kernel[grid, block]")
         call.func = ast.copy_location(ast.Name(_NAME, ast.Load()), call.func)
         names[_NAME] = lambda *args, **kwargs: measured(kernel, args, kwargs, rounds, "a" not in options)

@@ -20,7 +20,7 @@ from ..dispatch.overloads import METHODS
 from ..ground.numba_internals import compile_result, overloads_of
 from ..ground.omitted import OMITTED
 from ..ground.once import once
-from ..ground.safe_repr import type_name
+from ..ground.safe_repr import a_type_name
 from .checks import is_recorded
 from .declaration import declaration_of
 from .library import has_operators, is_registered, register, registered_as
@@ -168,8 +168,8 @@ def check_recorded(kernel, bound: tuple) -> None:
     why = UNTRACED["schema"]
     for position, value in enumerate(bound):
         if _kind(torch, value)[0] == "?":
-            name, kind = kernel._parameters.name_of(position), type_name(type(value))
-            why = f"argument {name!r} (position {position}) is a {kind}; pass a PyTorch tensor, a list of such, a number or None"
+            name, kind = kernel._parameters.name_of(position), a_type_name(type(value))
+            why = f"argument {name!r} (position {position}) is {kind}; pass a PyTorch tensor, a list of such, a number or None"
     raise TypeError(f"{kernel.__qualname__}(): a tensor requires grad, and PyTorch cannot record the call: {why}")
 
 

@@ -208,7 +208,7 @@ class Lazy(types.ModuleType):
 
 NOR_THESE = {
     "a function that imports": (late, "value", "imports 'math'"),
-    "a function that is typed by hand": (typed_by_hand, "value", "'value', named by function, is a 'function'"),
+    "a function that is typed by hand": (typed_by_hand, "value", "'value', named by function, is a function"),
     "a compiler of one's own": (numba.njit(pipeline_class=Other)(plain), "value", "is compiled by '.*Other'"),
     "a module whose attributes fail": (Lazy("lazy"), "value.used", "ImportError: used"),
     "a class of another's name": (type("Refusal", (Exception,), {"__module__": __name__}), "value", "'Refusal'"),
@@ -262,7 +262,7 @@ def test_names_that_builtins_has(monkeypatch):
         monkeypatch.setattr(builtins, name, value, raising=False)
         found.append(digest(0, name))
     monkeypatch.setattr(builtins, name, object())
-    refused("'value_of_the_test', named by function, is a 'object'", 0, name)
+    refused("'value_of_the_test', named by function, is an object", 0, name)
     monkeypatch.delattr(builtins, name)
     found.append(digest(0, name))
     assert len(set(found)) == 5

@@ -96,10 +96,10 @@ def test_a_format_that_is_refused_is_named():
     letters, struct = array.array("u", "ab"), type("Struct", (ctypes.Structure,), {"_fields_": (("a", ctypes.c_int32),)})
     formats = {f"'{memoryview(letters).format}', items of {letters.itemsize} bytes": letters}
     formats |= {"'<c', items of 1 bytes": (ctypes.c_char * 3)(), "'T{<i:a:}', items of 4 bytes": struct()}
-    subjects = {from_dlpack: "from_dlpack(): a", to_dlpack: "to_dlpack(): a", first: "'x' (position 0)"}
+    subjects = {from_dlpack: r"from_dlpack\(\): an? ", to_dlpack: r"to_dlpack\(\): an? ", first: r"'x' \(position 0\)"}
     for (text, thing), (function, subject) in itertools.product(formats.items(), subjects.items()):
         kind, message = type_and_message(function, thing)
-        assert kind is BufferError and text in message and subject in message
+        assert kind is BufferError and text in message and re.search(subject, message)
 
 
 def test_numpys_scalars_and_subclasses_are_converted_if_dlpack_has_a_type_for_them():

@@ -508,7 +508,8 @@ def test_names_of_half_precision_are_the_packages(package):
         array = target.type_of(types.Array(types.float32, 1, "C")).copy(dtype=element)
         return package.compile_ptx(kernel, (array, array), cc=(8, 0))[0]
 
-    if (nvrtc := optional("cuda.bindings.nvrtc")) and nvrtc.nvrtcVersion()[1] > 0:
+    if nvrtc := optional("cuda.bindings.nvrtc"):
+        assert nvrtc.nvrtcVersion()[1] > 0
         for element in (own["bfloat16"], float32):
             assert ".entry" in compiled(scaled, element)
         with pytest.raises(Exception, match="has no type for float8_e5m2"):

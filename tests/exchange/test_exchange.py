@@ -334,6 +334,36 @@ def test_a_wrapper_may_call_the_kernel_itself_or_be_a_table_by_inheritance():
     assert seen(tensor)[1] == 6.0 and tensor.borrows > 0
 
 
+class RaisingText(BufferError):
+    def __str__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("has_dlpack", [True, False])
+def test_what_a_wrappers_attribute_raises_is_named_and_keeps_nothing(has_dlpack):
+    """Raised while another exception is handled, whose frames are those of the call."""
+
+    def attribute(self):
+        try:
+            raise ValueError("before")
+        except ValueError as error:
+            raise RaisingText from error
+
+    wrapper = type("Raising", (Dunder,) if has_dlpack else (), {ATTRIBUTE: property(attribute)})(*[np.ones(3)] * has_dlpack)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sys.getrefcount(wrapper)
+        for way in (doubled, from_dlpack) * 3:
+            if has_dlpack:
+                assert way(wrapper)[0] in (1.0, 2.0)
+            else:
+                check_raises(TypeError, r"Raising cannot be read \(RaisingText\), and", way, wrapper)
+        assert sys.getrefcount(wrapper) == before
+    finally:
+        gc.enable()
+
+
 # ---- the functions themselves ----------------------------------------------------------------------------------------
 def test_a_from_dlpack_that_a_program_has_imported_is_not_that_of_its_tensors_but_its_own_is(monkeypatch):
     program = types.ModuleType("program_of_a_user")

@@ -87,7 +87,7 @@ REFUSALS = {
     "a closed mmap": ([odd.CLOSED], READERS, ValueError, "mmap closed"),
     **{f"a __buffer__ that raises {error.__name__}": (odd.buffer(raising(error)), READERS, error, "no$")
        for error in (RuntimeError, BufferError, KeyboardInterrupt)},
-    "a __buffer__ that returns bytes": (odd.buffer(lambda self, flags: b"abc"), READERS, TypeError, "returned non-memoryview"),
+    "a __buffer__ that returns bytes": (odd.buffer(lambda self, flags: b"abc"), READERS, TypeError, "return.* (a |non-)m"),
     "objects that are no tensors": (
         [3, 1.5, None, "a text", [1.0], (1,), {}, object(), int, np.dtype("f4"), len, np.ndarray, np.ma.array([1.0], mask=True)],
         {**EVERYTHING, "to its type": lambda x: convert(x, type(x))}, TypeError,
@@ -113,6 +113,10 @@ REFUSALS = {
     "dtypes that would cast, or are none": (
         COUNTED_KINDS, with_option("dtype", ("f4", "nonsense", object()), from_dlpack), TypeError,
         r"from_dlpack\(\): (the elements are .*, not float32; dtype= does not cast|dtype is what numpy.dtype takes, not)"),
+    "arguments that it does not have": (COUNTED_KINDS, {  # once it is called natively
+        "unknown": lambda x: (from_dlpack(x), from_dlpack(x, unknown=x)), "two": lambda x: (from_dlpack(x), from_dlpack(x, x)),
+        "three": lambda x: (TO_NUMPY["convert"](x), convert(x, np.ndarray, x))}, TypeError,
+        r"\(\) (got an unexpected keyword argument 'unknown'|takes \d positional arguments? but \d were given)"),
     "a __dlpack__ that returns a capsule again": (
         [make(lambda: Given(odd.consumed()))], CALLS, BufferError, 'returned .*"used_dltensor_versioned".*, not an unconsumed'),
     "a capsule, which is no tensor": ([make(odd.consumed)], CALLS, TypeError, "type PyCapsule is no tensor"),

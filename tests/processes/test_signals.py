@@ -346,8 +346,6 @@ AT_EACH = {"line": at_each_line, "instruction": functools.partial(at_each_instru
 @pytest.mark.parametrize("scene", BOUND)
 def test_ctrl_c_while_a_launch_is_bound(scene, what):
     """The launch has the old arguments or the new ones, all of them; it is called natively; what it held is given back."""
-    if (scene, what) == ("binding", "instruction") and sys.version_info >= (3, 13):
-        pytest.skip("CPython 3.13 traces hardly any instruction of a constructor")
     warm(tuple(BOUND.values()))
     interrupt_at_each(AT_EACH[what](BOUND[scene]))
 
