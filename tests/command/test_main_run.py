@@ -168,7 +168,8 @@ def test_where_this_process_runs_it(places, start):
     for program in ("fails.py", "broken_syntax.py"):
         plain = ended([*options, program], places)
         assert plain == ended([*ours, "run", program], places) and plain[0] == 1
-    assert ended([*ours, "run", "/dev/stdin"], places, b"print(5)")[1] == ended([*ours, "run", "-"], places, b"print(5)")[1] == b"5"
+    for program in ("/dev/stdin", "-"):
+        assert ended([*ours, "run", program], places, b"print(5)")[:2] == (0, b"5")
     code, _, said = ended([*ours, "run", "-m", "nothere"], places)
     assert code == 1 and said.endswith(b": No module named nothere")
 
