@@ -146,9 +146,9 @@ def check_kind(tensor) -> None:
     with without_subclasses():
         of: Any = torch.Tensor
         dtype, is_meta = of.dtype.__get__(tensor), of.is_meta.__get__(tensor)
-    if is_meta:
-        raise BufferError(why_no_memory(tensor))
-    if dtype in dtypes_not_exported():
+    if is_meta or dtype in dtypes_not_exported():
+        if why := why_no_memory(tensor):
+            raise BufferError(why)
         name = str(dtype).removeprefix("torch.")
         raise BufferError(
             f"its elements are {name}, which this PyTorch cannot export; pass its view(torch.uint{8 * dtype.itemsize}), "
