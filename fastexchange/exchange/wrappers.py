@@ -17,41 +17,37 @@ def resolve(wrapper):
     if framework is not PLAIN:
         tensor = framework.exported_as(wrapper)
         return None if tensor is wrapper else (tensor, dunder.managed_tensor_from_py_object_no_sync.address)
-    inner = _innermost(wrapper)
+    try:
+        inner = _innermost(wrapper)
+    except Exception:  # it wraps no tensor: its own __dlpack__ decides
+        inner = None
     if exporter := exporter_of(inner):
         return inner, exporter
     if advice := advice_for(wrapper):
         raise TypeError(advice)
     if not hasattr(type(wrapper), "__dlpack__"):
-        raise TypeError(f"{_why_not(wrapper)}, and it has no __dlpack__")
+        where = f"the {EXCHANGE_ATTRIBUTE} of this {type_name(type(wrapper))}"
+        raise TypeError(f"{where} leads to {_end(wrapper)}, and it has no __dlpack__")
     return None
 
 
 def _innermost(wrapper):
-    """Return what is wrapped, by one wrapper or several; None if that cannot be told."""
+    """Return what is wrapped, by one wrapper or several; None if they are too many. Raises what reading an attribute raises."""
     inner = wrapper
     for _ in range(MAX_WRAPPERS):
-        try:
-            inner = getattr(inner, EXCHANGE_ATTRIBUTE)
-        except Exception:  # it wraps no tensor: its own __dlpack__ decides
-            return None
+        inner = getattr(inner, EXCHANGE_ATTRIBUTE)
         if not is_wrapper(inner):
             return inner
     return None
 
 
-def _why_not(wrapper) -> str:
-    """What is wrong with a wrapper that leads to no tensor: its attribute is read again, since an exception would keep it."""
-    inner = wrapper
-    for _ in range(MAX_WRAPPERS):
-        try:
-            inner = getattr(inner, EXCHANGE_ATTRIBUTE)
-        except Exception as error:
-            return f"the {EXCHANGE_ATTRIBUTE} of this {type_name(type(inner))} cannot be read ({one_line(error)})"
-        if not is_wrapper(inner):
-            break
-    leads = f"leads to no object whose type has a PyCapsule named {CAPSULE_NAME.decode()!r}"
-    return f"the {EXCHANGE_ATTRIBUTE} of this {type_name(type(wrapper))} {leads}"
+def _end(wrapper) -> str:
+    """What a wrapper leads to that is no tensor. It is read again: an exception kept since the first time would keep it."""
+    try:
+        _innermost(wrapper)
+    except Exception as error:
+        return f"an exception, {one_line(error)}"
+    return f"no object whose type has a PyCapsule named {CAPSULE_NAME.decode()!r}"
 
 
 def __getattr__(name):

@@ -1,4 +1,4 @@
-"""Names for messages. They run no code of the named objects, which could raise or crash."""
+"""Names for messages. Only an exception's text runs code of the named object, which could raise or crash."""
 
 from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType
@@ -36,7 +36,7 @@ def a_type_name(cls: type) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and message as one line. Only for its message its own code is run, which may raise."""
+    """An exception's type and message as one line; its type alone if its ``__str__`` raises."""
     with suppress(Exception):
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
     return type(error).__name__
