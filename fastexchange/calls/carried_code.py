@@ -15,6 +15,7 @@ from ..ground.disk_cache import NotBelieved, digest, framed, framed_key, unframe
 from ..ground.numba_code import code_depends_on, processor_of, reduced, why_not_kept
 from ..ground.numba_extensions import extensions
 from ..ground.numba_internals import global_compiler_lock, overloads_of
+from ..ground.safe_repr import one_line
 from .code_in_front import CodeInFront
 from .dependencies import dependencies, has_current_code
 from .kernel_cache import Entries, made_by
@@ -203,7 +204,7 @@ class CarriedCode(CodeInFront):
                 return kept
             is_added = self._save(text, (key, (compiled.signature, data)))
         except Exception as error:  # pickling may raise any exception
-            return f"it cannot be pickled: {type(error).__name__}: {error}"
+            return f"it cannot be pickled: {one_line(error)}"
         if is_added:
             self._named[digest(text)] = given
         return "" if is_added else f"all code would be more than {MOST_BYTES} bytes"

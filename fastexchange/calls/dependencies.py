@@ -37,7 +37,7 @@ from ..ground.numba_internals import (
     pipeline_of,
     registered_for,
 )
-from ..ground.safe_repr import a_type_name, is_type
+from ..ground.safe_repr import a_type_name, is_type, one_line
 from .names_in_code import names_in, parts_of
 
 __all__ = ["NotDescribable", "closure_of", "dependencies", "has_current_code", "meaning_of", "note_loaded"]
@@ -78,7 +78,7 @@ def _digest_of(describe: Callable[[], Any], name: str) -> str:
     except (NotDescribable, MemoryError):
         raise
     except Exception as error:  # objects' own methods may raise any exception; RecursionError for deep nesting
-        raise NotDescribable(f"what {name} names cannot be read ({type(error).__name__}: {error})") from error
+        raise NotDescribable(f"what {name} names cannot be read ({one_line(error)})") from error
     return _digest(described)
 
 
