@@ -16,10 +16,14 @@ ROOT = os.path.dirname(fastexchange.__file__)
 Work = Callable[[], object]
 
 
-def traced(prefix: str, event_of_interest: str, note: Callable[[tuple], object], work: Work, rehearse: Work) -> None:
+def nothing() -> None: ...
+
+
+def traced(prefix: str, event_of_interest: str, note: Callable[[tuple], object], work: Work, rehearse: Work = nothing) -> None:
     """Do `work`, and ``note(place)`` before each line, or instruction, of files of the package whose path begins so.
 
     `rehearse` is done before: CPython 3.13 and later show most of a function's instructions only from its second call on.
+    Lines need none.
     """
     is_noted = False
 
@@ -61,7 +65,7 @@ def _at(place: tuple, event: str, act: Work, work: Work, rehearse: Work) -> None
 
 def _at_each(scene: Callable[[], tuple], event: str, name: str, step: int) -> Iterator[tuple[str, Callable, tuple]]:
     def rehearsal() -> Work:
-        return scene()[0] if event == "opcode" else lambda: None
+        return scene()[0] if event == "opcode" else nothing
 
     places: dict[tuple, None] = {}
     for _ in range(2 if event == "opcode" else 1):  # CPython 3.12 shows no instruction when it is asked for the first time
