@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from cuda_checks import is_refused, launched
 from cuda_tensors import DeviceTensor
-from launches import Interface, data_of
+from launches import Interface, data_of, kernel_of
 
 from fastexchange import fast_args
+from fastexchange.cuda.driver import driver
 
 cuda = pytest.importorskip("numba_cuda_mlir.cuda")
 from numba_cuda_mlir import types  # noqa: E402
@@ -113,3 +114,12 @@ def test_a_kernel_takes_uint64_as_it_is(record, stub_or_none):
     is_refused(lambda: dispatcher[1, 1](big), OverflowError)
     dispatcher[1, 1](np.uint64(big))  # by the kernel for int64: to that it is negative
     assert [str(*signature) for signature in dispatcher.overloads] == ["int64"]
+
+
+def test_the_carveout_that_a_kernel_asks_for(stub):
+    """It is set for the device for which the kernel is compiled, by the package: by us for the others, and after a reset."""
+    kernel = kernel_of(cuda, 1, shared_memory_carveout=50)
+    for device in (0, 1):
+        function = launched(stub, kernel[1, 32], DeviceTensor((4,), device=device)).function
+        with driver().on(device):
+            assert driver().attribute(function, "PREFERRED_SHARED_MEMORY_CARVEOUT") == 50

@@ -546,6 +546,17 @@ EXPORT CUresult cuKernelGetAttribute(int *value, int attribute, void *handle, CU
     LEAVE(SUCCESS);
 }
 
+EXPORT CUresult cuKernelSetAttribute(int attribute, int value, void *handle, CUdevice device)
+{
+    ENTER;
+    Kernel *kernel = find(handle, KERNEL);
+    CHECK(kernel, INVALID_HANDLE);
+    CHECK(valid_device(device), INVALID_DEVICE);
+    TRY(check_value(kernel, attribute, value));
+    kernel->values[device][attribute] = value;
+    LEAVE(SUCCESS);
+}
+
 EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, void *handle)
 {
     ENTER_CONTEXT;
