@@ -1,6 +1,6 @@
 """Endurance of launches for CUDA, on the driver stub: every path in turn, with errors and refusals between. Memory stays flat.
 
-    python tests/cuda_soak.py 5000        # launches with each of the packages installed; without a number 100,000
+    python tests/cuda_soak.py 20000       # launches with each of the packages installed; without a number 100,000
 
 Not part of the suite. The paths are the rows of ``test_cuda_places.WHERE``, ``test_cuda_refusals.REFUSED``, and some more.
 After a warm-up nothing may grow beyond the bounds of ``soak``: resident memory, the memory blocks of CPython's allocator,

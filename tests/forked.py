@@ -60,20 +60,25 @@ for _line in iter(_sys.stdin.readline, ""):
     print(_json.dumps((_status, *_said)), flush=True)
     for _file in _files:
         _file.close()
+else:
+    _os._exit(0)  # nobody asks any more
 
-if _line:
-    try:
-        exec(compile(_code, "<string>", "exec"), globals())
-    except BaseException as _error:
-        if _exits:
-            raise
-        _sys.excepthook(type(_error), _error, _error.__traceback__) if not isinstance(_error, SystemExit) else None
-        _status = _error.code or 0 if isinstance(_error, SystemExit) else 1
-    else:
-        _status = 0
-    if not _exits:
-        _sys.stdout.flush(), _sys.stderr.flush()
-        _os._exit(_status)
+try:
+    exec(compile(_code, "<string>", "exec"), globals())
+except BaseException as _error:
+    if _exits:
+        raise
+    _status = _error.code or 0 if isinstance(_error, SystemExit) else 1
+    if not isinstance(_error, SystemExit):
+        _sys.excepthook(type(_error), _error, _error.__traceback__)
+    elif not isinstance(_status, int):
+        print(_status, file=_sys.stderr)
+        _status = 1
+else:
+    _status = 0
+if not _exits:
+    _sys.stdout.flush(), _sys.stderr.flush()
+    _os._exit(_status)
 """
 
 

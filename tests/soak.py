@@ -1,7 +1,7 @@
 """Endurance: millions of calls over every path, and types made and destroyed by the hundred thousand. Memory stays flat.
 
     python tests/soak.py                              # ten million calls, 100,000 types
-    python tests/soak.py --calls 100000 --types 1000
+    python tests/soak.py --calls 100000 --types 4000
 
 Not part of the suite: ``test_ownership.py`` runs it in small. After a warm-up nothing may grow beyond the bounds below: the
 process's resident memory, the memory blocks of CPython's allocator, in a debug build all references. Every managed tensor's

@@ -179,7 +179,7 @@ def test_the_versions_that_are_tried_are_those_that_are_supported():
     assert f'"numba>={tried["numbas"][0]}"' in declared and f'"numpy>={tried["numpys"][0]}"' in declared
     for page in ("README.md", "docs/reference/compatibility.md"):
         said = (root / page).read_text("utf-8")
-        for versions in (pythons, tried["numbas"], tried["torches"]):
+        for versions in (pythons, tried["numbas"], tried["torches"], tried["jaxes"]):
             assert f"{versions[0]} to {versions[-1]}" in said, page
     text = "\n".join(path.read_text("utf-8") for path in (root / ".ci").iterdir() if path.name != "versions")
     assert not re.search(r"3\.\d+ 3\.\d+|2\.\d+ 2\.\d+", text), "a list of versions beside that of .ci/versions"

@@ -7,8 +7,6 @@ import pytest
 from scale_kernels import scale, scale_backward
 
 torch = pytest.importorskip("torch")
-if not hasattr(torch.library, "register_vmap"):
-    pytest.skip("PyTorch is too old", allow_module_level=True)
 
 from fastexchange import TorchOp, fast_args  # noqa: E402
 from fastexchange.torch import boxed_operator as torch_boxed  # noqa: E402

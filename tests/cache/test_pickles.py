@@ -18,6 +18,7 @@ from children import accelerating
 from forked import fork_python
 from frameworks import torch
 from interpreter import run_python
+from nights import at_night
 from numba import cloudpickle, njit
 from numba.core import event
 from numba.core.errors import NumbaWarning
@@ -109,7 +110,7 @@ def sent(tmp_path_factory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", at_night(MODULES, "numba.cloudpickle"))
 def test_the_receiver_compiles_nothing(sent, module):
     """Kernels of ``__main__``, of a module, a closure, calling each other, with blocks of Python; also when they arrive again.
 

@@ -45,6 +45,10 @@ class Maker:
     def capsule(self, tensor, name=b"dltensor_versioned", ledger=None, **lies):
         return capsule(export_versioned(ledger or self.ledger, tensor.array, **{**tensor.lies, **lies}), name)
 
+    def gives_what_is_consumed(self):
+        used = self.capsule(Exports(self.ledger), b"used_dltensor_versioned", Ledger())
+        return self.gives(lambda tensor: used)
+
 
 def _raise(error):
     raise error
@@ -104,7 +108,7 @@ NONSENSE = {
     "a table that only exports no memory": lambda m: m.tensor(cls=ExportedTensor, data=0),
     "a table that only exports 65 dimensions": lambda m: m.tensor(*[1] * 65, cls=ExportedTensor),
     "a table that says a vector, misaligned": lambda m: m.tensor(data=m.at + 1),
-    "a capsule that has been consumed": lambda m: m.gives(lambda t: m.capsule(t, b"used_dltensor_versioned", Ledger())),
+    "a capsule that has been consumed": Maker.gives_what_is_consumed,
     "a capsule of a version of the future": lambda m: m.gives(lambda t: m.capsule(t, version=(2, 0))),
     **{f"a __dlpack__ that gives {given!r}": lambda m, given=given: m.gives(lambda t: given) for given in (None, 5, "capsule")},
     **{f"an export that says {lies}": lambda m, lies=lies: Exports(m.ledger, **lies) for lies in LIES},

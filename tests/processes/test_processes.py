@@ -239,8 +239,9 @@ def pools(method: str):
     assert pickle.loads(pickle.dumps(total)) is total
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize("method", [
+    pytest.param(method, marks=pytest.mark.slow if method == "fork" else ()) for method in START_METHODS
+])  # fmt: skip
 def test_multiprocessing(method):
     run_python(f"import test_processes as t; t.pools({method!r})")
 
@@ -357,9 +358,16 @@ def test_exit(name, exits):
     assert exits[name] == (CODES.get(name, 0), "", "")
 
 
-@pytest.mark.slow
 def test_exit_of_a_program_that_was_not_forked():
     """Without PyTorch, which takes seconds to begin."""
     prelude = PRELUDE.replace("    import torch\n", "    raise ImportError\n")
     done = run_python(prelude + textwrap.dedent(EXITS["kernels and results alive everywhere"]))
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@needs_fork
+def test_each_forked_program_runs_once(tmp_path):
+    noted = tmp_path / "noted"
+    code = f"import os\nprint(os.getpid(), file=open({str(noted)!r}, 'a'))"
+    assert all(ended == (0, "", "") for ended in run_forked("", {"first": code, "last": code}).values())
+    assert len(noted.read_text().split()) == 2

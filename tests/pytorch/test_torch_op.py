@@ -139,7 +139,6 @@ def test_an_operator_without_a_backward_pass():
 
 
 # ---- arguments that are written to ------------------------------------------------------------------------------------
-@pytest.mark.skipif(not hasattr(torch.library, "register_torch_dispatch"), reason="needs PyTorch 2.5")
 @pytest.mark.parametrize("given", [(), (1.0,)], ids=["by default", "given"])
 def test_mutated_arguments_move_their_version_counters(given):
     @fast_args(mutates="x")
