@@ -42,6 +42,8 @@ def _for_example(kernel, bound: tuple, what: str) -> tuple:
         if report.status != structs.STATUS_UNKNOWN_SHAPE:
             raise TypeError(f"{what}: native code does not read all of these arguments; give the signature")
         taken, _ = taken_for(kernel, types_given(kernel, report.keys))
-        if kernel._native.find(report.keys) is None and resolver.specialise() is None:
+        if kernel._native.find(report.keys) is None:
+            resolver.specialise()
+        if report.keys in kernel._native.why_own:
             compiled_for(kernel, taken, device_of(kernel, report))
     return taken

@@ -15,6 +15,7 @@ from . import resets
 from .context import Launchable
 from .converting import Unconvertible, conversions, words_of_all
 from .driver import driver
+from .targets import OnlyItsLaunch
 
 __all__ = ["check_range", "compiled_for", "load", "raise_out_of_range", "specialise", "taken_for", "types_given"]
 
@@ -44,13 +45,16 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> Over
     with _loading, driver().as_before(), target.on_device(device):
         resets.watch(device)
         taken, changes = taken_for(kernel, given)
-        compiled = target.compile(kernel.dispatcher, taken)
-        parameters = compiled.parameters()
-        why_not = compiled.why_not()
-        if changes is None:
-            why_not = "only the package can convert an argument to the type in the declared signature"
-        elif not why_not and not is_as_driver_says(target, compiled, parameters):
-            why_not = "the driver reports other parameters than expected, or none (before CUDA 12.4)"
+        try:
+            compiled = target.compile(kernel.dispatcher, taken)
+        except OnlyItsLaunch as error:
+            why_not = str(error)
+        else:
+            parameters, why_not = compiled.parameters(), compiled.why_not()
+            if changes is None:
+                why_not = "only the package can convert an argument to the type in the declared signature"
+            elif not why_not and not is_as_driver_says(target, compiled, parameters):
+                why_not = "the driver reports other parameters than expected, or none (before CUDA 12.4)"
         if why_not or changes is None:
             native.why_own[keys] = why_not
             native.add_numba_only(keys, generation)
@@ -59,11 +63,14 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> Over
 
 
 def compiled_for(kernel, taken: tuple, device: int):
-    """Compile the kernel for parameters of these types, and load it on a device. Returns a ``Compiled``."""
+    """Compile the kernel for parameters of these types, and load it on a device. Returns a ``Compiled``, or raises TypeError."""
     driver().context(device)
     with _loading, driver().as_before(), kernel.target.on_device(device):
         resets.watch(device)
-        return kernel.target.compile(kernel.dispatcher, taken)
+        try:
+            return kernel.target.compile(kernel.dispatcher, taken)
+        except OnlyItsLaunch as error:
+            raise TypeError(f"{kernel.__qualname__}(): {kernel.target.name} compiles it in a launch only: {error}") from None
 
 
 def types_given(kernel, keys: tuple[int, ...]) -> tuple:

@@ -12,8 +12,8 @@ from ...ground.dlpack import DLDataTypeCode, field_of_type
 from ...ground.dtypes import element_of, field_to_numba
 
 __all__ = [
-    "BFLOAT16", "Compiled", "Parameter", "Target", "TargetBase", "is_device_array", "is_of_package", "modules_of_packages",
-    "target_of",
+    "BFLOAT16", "Compiled", "OnlyItsLaunch", "Parameter", "Target", "TargetBase", "is_device_array", "is_of_package",
+    "modules_of_packages", "target_of",
 ]  # fmt: skip
 
 
@@ -28,6 +28,10 @@ class Parameter(NamedTuple):
     """Where its value is: see ``cuda.launch_structs.parameter``."""
     size: int
     """Bytes."""
+
+
+class OnlyItsLaunch(TypeError):
+    """A kernel that a package compiles only in a launch of its own. The text says why."""
 
 
 class Target(Protocol):
@@ -61,7 +65,7 @@ class Target(Protocol):
         """
 
     def compile(self, dispatcher, taken: tuple) -> "Compiled":
-        """Compile a kernel with parameters of these types for the current device."""
+        """Compile a kernel with parameters of these types for the current device. Raises OnlyItsLaunch."""
 
     def own_launch(self, dispatcher, configuration) -> Callable:
         """The package's own launcher for (grid, block, stream, shared, cluster)."""
