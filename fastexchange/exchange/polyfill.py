@@ -37,6 +37,9 @@ def _lent(table):
     return _capsule_of(table)
 
 
+_UNKNOWN_LAYOUT = "its arrays, or CPython's objects, are not laid out in memory as expected"
+
+
 @once
 def _numpy_capsule():
     table = numpy_table.exchange_table()
@@ -74,7 +77,7 @@ def exchange_api(cls: type, /):
         capsule = _numpy_capsule()
         if capsule is not None:
             return capsule
-        notes.append("its arrays, or CPython's objects, are not laid out in memory as expected")
+        notes.append(_UNKNOWN_LAYOUT)
     elif (overrides or not issubclass(cls, np.ndarray)) and callable(getattr(cls, "__dlpack__", None)):
         return _dunder_capsule()
     reasons = "; ".join(notes) or f"it has neither {EXCHANGE_ATTRIBUTE} nor __dlpack__"
@@ -106,10 +109,7 @@ def polyfill(cls: type, /) -> None:
         raise TypeError(f"polyfill(): only numpy.ndarray can be given an exchange table, not {shown(cls)}")
     capsule = _numpy_capsule()
     if capsule is None:
-        raise TypeError(
-            "polyfill(): numpy.ndarray cannot be given an exchange table: its arrays, or CPython's objects, are not laid out as "
-            "expected"
-        )
+        raise TypeError(f"polyfill(): numpy.ndarray cannot be given an exchange table: {_UNKNOWN_LAYOUT}")
     with _lock:
         if cls in _polyfilled:
             return

@@ -77,6 +77,14 @@ def test_a_type_with_only_dlpack_has_a_table_that_calls_it():
     assert made[0] == 0
 
 
+@needs_the_attribute_free
+def test_arrays_whose_layout_is_not_known_have_no_table(monkeypatch):
+    monkeypatch.setattr("fastexchange.exchange.polyfill._numpy_capsule", lambda: None)
+    for function in (exchange_api, polyfill):
+        check_raises(TypeError, "not laid out in memory as expected", function, np.ndarray)
+    assert not hasattr(np.ndarray, ATTRIBUTE)
+
+
 def test_the_older_attribute_holds_a_capsule_or_an_address():
     table = exchange_table()
     for held in (capsule(table, TABLE_CAPSULE), address_of(table)):
