@@ -16,11 +16,9 @@ import textwrap
 from typing import NamedTuple
 
 import pytest
-from interpreter import environment_of, lines_said, run_python
+from interpreter import SECONDS, environment_of, lines_said, run_python
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
-SECONDS = 240
-"""After which an interpreter counts as stuck and is ended. Only a failure takes that long."""
 
 
 class Ended(NamedTuple):
@@ -152,7 +150,7 @@ def fork_python(
     No kernel has been made there, but Numba has compiled. `environment`: what is read at import is as it is in this process.
     """
     if not hasattr(os, "fork"):
-        return run_python(code, *arguments, check=check, **environment)
+        return run_python(code, *arguments, check=check, seconds=seconds, **environment)
     ended = _stage().run(textwrap.dedent(code), *arguments, seconds=seconds, exits=False, **environment)
     if check:
         assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"

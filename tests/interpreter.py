@@ -20,10 +20,16 @@ def environment_of(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": paths, **changes}
 
 
-def run_python(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
+SECONDS, FOR_TESTS = 240, 3600
+"""After which an interpreter counts as stuck and is ended, and one that runs tests. Only a failure takes that long."""
+
+
+def run_python(
+    code: str, *arguments: str, check: bool = True, seconds: int = SECONDS, **environment: str
+) -> subprocess.CompletedProcess:
     """Run `code` in a fresh interpreter that finds this package and these tests."""
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment_of(**environment), timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment_of(**environment), timeout=seconds)
     if check:
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

@@ -12,7 +12,7 @@ from forked import fork_python
 from frameworks import is_exported, torch
 from halves import BFLOAT16, FLOAT8, FORMS, array, code_of, codes, edges, nearest, numbers, of_each, of_one, same
 from interoperability import ml_dtypes
-from interpreter import run_python
+from interpreter import FOR_TESTS, run_python
 from numba.core.registry import cpu_target
 
 if ml_dtypes is None:
@@ -381,4 +381,4 @@ def test_a_processor_without_f16c():
         assert not converts_float16(cpu_target.target_context)
         tests = "float16 and (read_as_its_number or a_store_rounds or float64_is or test_operators)"
         raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "", "tests/half/test_half.py", "-k", tests]))
-    """, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
+    """, seconds=FOR_TESTS, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")

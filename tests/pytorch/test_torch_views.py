@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from cache_entries import cache_entries  # noqa: E402
 from forked import fork_python  # noqa: E402
 from frameworks import has_table, with_strides_of  # noqa: E402
-from interpreter import HERE, run_python  # noqa: E402
+from interpreter import FOR_TESTS, HERE, run_python  # noqa: E402
 from oracle import check_same_as_njit, new_kernel, references_kept  # noqa: E402
 from raising import check_raises  # noqa: E402
 
@@ -494,5 +494,5 @@ def test_pytorchs_tests_by_the_exchange_table():
     folders = {"pytorch": own, "exchange": exchange, "calls": ("lists", "bound", "calls", "results", "outputs")}
     files = [str(HERE / f"{folder}/test_{name}.py") for folder, names in folders.items() for name in names]
     options = ["-q", "-p", "no:cacheprovider", "-m", "not nightly", *files]
-    done = run_python(f"{UNKNOWN}\n    import pytest\n    raise SystemExit(pytest.main({options!r}))")
+    done = run_python(f"{UNKNOWN}\n    import pytest\n    raise SystemExit(pytest.main({options!r}))", seconds=FOR_TESTS)
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 300, done.stdout
