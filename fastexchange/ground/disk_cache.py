@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import IO, Any, NamedTuple, ParamSpec, TypeVar
 
 try:
     import fcntl
@@ -429,8 +429,12 @@ class _OpenFolder:
         """Return the key in an entry's file. Raises OSError or NotBelieved."""
         return framed_key(self._content(file))
 
+    def _open(self, at: str, mode: str, flags: int) -> IO[Any]:
+        """Open a file. If it turns out to be a folder, it is closed, too: a descriptor that `open` is given would not be."""
+        return open(at, mode, opener=lambda path, _: os.open(path, flags, 0o644, dir_fd=self._handle))
+
     def _content(self, file: str) -> bytes:
-        with open(os.open(self._at(file), _READ, dir_fd=self._handle), "rb") as stream:
+        with self._open(self._at(file), "rb", _READ) as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise NotBelieved("it is no regular file")
@@ -443,9 +447,8 @@ class _OpenFolder:
     def write(self, file: str, data: bytes) -> None:
         """Write all of a file or, raising OSError, nothing."""
         temporary = self._at(f"{file}.{os.getpid()}.{uuid.uuid4().hex[:16]}{_TEMPORARY}")
-        handle = os.open(temporary, _CREATE, 0o644, dir_fd=self._handle)
         try:
-            with open(handle, "wb") as stream:  # closing may fail, too: network disks write then
+            with self._open(temporary, "wb", _CREATE) as stream:  # closing may fail, too: network disks write then
                 stream.write(data)
             os.replace(temporary, self._at(file), src_dir_fd=self._handle, dst_dir_fd=self._handle)
         except BaseException:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from fastexchange.ground.disk_cache import CacheFolder
 
 
 @pytest.fixture
-def folder(tmp_path) -> CacheFolder:
-    """Where entries are kept."""
-    return CacheFolder(tmp_path / "cache")
+def folder(tmp_path) -> Iterator[CacheFolder]:
+    """Where entries are kept. In the end nothing there is open any more, where the system tells."""
+    yield CacheFolder(tmp_path / "cache")
+    opened = [os.readlink(each) for each in Path("/proc/self/fd").glob("*") if each.is_symlink()]
+    assert not [path for path in opened if path.startswith(str(tmp_path / "cache"))]
 
 
 @pytest.fixture(scope="session")
