@@ -21,7 +21,7 @@ def environment_of(**changes: str) -> dict[str, str]:
 
 
 SECONDS, FOR_TESTS = 240, 3600
-"""After which an interpreter counts as stuck and is ended, and one that runs tests. Only a failure takes that long."""
+"""After so many seconds an interpreter counts as stuck and is ended; the second number is for one that runs tests."""
 
 
 def run_python(

@@ -12,7 +12,7 @@ from ..exchange.errors import argument
 from ..ground.numba_internals import can_compile
 from ..ground.safe_repr import a_type_name, type_name
 from .classify import ArgumentInfo, device_and_streams, for_package, only_for_package, unknown_to_package
-from .specialising import check_range, taken_for
+from .specialising import check_range, loading, taken_for
 from .streams import in_order
 
 __all__ = ["call_own", "own_launch", "why_package", "why_package_cannot"]
@@ -25,6 +25,7 @@ def call_own(launcher, infos: list[ArgumentInfo], why_not: str) -> None:
     device, streams = device_and_streams(kernel, infos)
     if launcher.configuration.stream is not None:
         streams = [launcher.configuration.stream]
+    may_compile = why_not and not launcher.why_not  # for each value, or configuration
     on_device = contextlib.nullcontext() if device is None else kernel.target.on_device(device)
     with on_device:
         if not can_compile(kernel.dispatcher) and not kernel.why_not:
@@ -33,7 +34,8 @@ def call_own(launcher, infos: list[ArgumentInfo], why_not: str) -> None:
             configuration = launcher._configured(tuple(info.value for info in infos))
             own = own_launch(launcher.kernel, configuration, streams[0] if streams else None)
             try:
-                _call_with_callbacks(launcher, own, arguments)
+                with loading if may_compile else contextlib.nullcontext():
+                    _call_with_callbacks(launcher, own, arguments)
             except Exception as error:
                 is_types = isinstance(error, (TypeError, ValueError, LookupError, NotImplementedError, NumbaError))
                 why = why_package_cannot(launcher, infos, why_not, True) if is_types else ""

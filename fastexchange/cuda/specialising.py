@@ -17,12 +17,12 @@ from .converting import Unconvertible, conversions, words_of_all
 from .driver import driver
 from .targets import OnlyItsLaunch
 
-__all__ = ["check_range", "compiled_for", "load", "raise_out_of_range", "specialise", "taken_for", "types_given"]
+__all__ = ["check_range", "compiled_for", "load", "loading", "raise_out_of_range", "specialise", "taken_for", "types_given"]
 
 _without_more: set[str] = set()
 """The names of the packages of which a kernel has no more parameters than are expected of it."""
-_loading = forkable_lock()
-"""Packages are not thread-safe while they load a kernel: another thread could find it half loaded."""
+loading = forkable_lock()
+"""Packages are not thread-safe while they compile or load a kernel: another thread could find it half loaded."""
 
 
 def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> Overload | None:
@@ -42,7 +42,7 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> Over
     width = functools.partial(element_of, storage=True)  # also for elements for which only the package has a type
     seen = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, width, field_to_numba)
     driver().context(device)
-    with _loading, driver().as_before(), target.on_device(device):
+    with loading, driver().as_before(), target.on_device(device):
         resets.watch(device)
         taken, changes = taken_for(kernel, given)
         try:
@@ -65,7 +65,7 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> Over
 def compiled_for(kernel, taken: tuple, device: int):
     """Compile the kernel for parameters of these types, and load it on a device. Returns a ``Compiled``, or raises TypeError."""
     driver().context(device)
-    with _loading, driver().as_before(), kernel.target.on_device(device):
+    with loading, driver().as_before(), kernel.target.on_device(device):
         resets.watch(device)
         try:
             return kernel.target.compile(kernel.dispatcher, taken)
@@ -129,7 +129,7 @@ def is_as_driver_says(target, compiled, parameters) -> bool:
 def load(kernel, keys: tuple[int, ...], device: int, native) -> None:
     """Load the kernel for these keys on a device, for launches by the ``fx_launcher`` `native`."""
     driver().context(device)
-    with _loading, driver().as_before(), kernel.target.on_device(device):
+    with loading, driver().as_before(), kernel.target.on_device(device):
         resets.watch(device)
         kernel._native.load(keys, device, native)
 

@@ -15,6 +15,7 @@ from numba import types
 from stub_processes import run_package
 
 from fastexchange import BoundCudaLaunch, CudaError, bfloat16, fast_args, float8_e5m2, float16
+from fastexchange.cuda.driver import driver
 from fastexchange.cuda.targets import BFLOAT16, target_of
 from fastexchange.ground.dtypes import dtype_field
 
@@ -306,6 +307,15 @@ def test_options_that_change_nothing_here(record, package, x, options):
     kernel = kernel_of(package, 1, **options)
     launch_cached(kernel[1, 32], x)
     assert kernel.why_not == "" and kernel.dispatcher.targetoptions.items() >= options.items()
+
+
+def test_the_carveout_that_a_kernel_asks_for(stub, package):
+    """The package sets it for the device for which the kernel is compiled, we for the others."""
+    kernel = kernel_of(package, 1, shared_memory_carveout=50)
+    for device in (0, 1):
+        function = launched(stub, kernel[1, 32], DeviceTensor((4,), device=device)).function
+        with driver().on(device):
+            assert driver().attribute(function, "PREFERRED_SHARED_MEMORY_CARVEOUT") == 50
 
 
 # ---- the package's own launch ----------------------------------------------------------------------------------------

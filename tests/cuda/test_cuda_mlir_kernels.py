@@ -5,17 +5,14 @@ thread on integers; what is asked of it is which addresses it reads, and what it
 """
 
 import re
-import textwrap
 
 import numpy as np
 import pytest
 from cuda_checks import is_refused, launched
 from cuda_tensors import DeviceTensor
-from launches import Interface, data_of, kernel_of
-from stub_processes import run_package
+from launches import Interface, data_of
 
 from fastexchange import fast_args
-from fastexchange.cuda.driver import driver
 
 cuda = pytest.importorskip("numba_cuda_mlir.cuda")
 from numba_cuda_mlir import types  # noqa: E402
@@ -116,64 +113,3 @@ def test_a_kernel_takes_uint64_as_it_is(record, stub_or_none):
     is_refused(lambda: dispatcher[1, 1](big), OverflowError)
     dispatcher[1, 1](np.uint64(big))  # by the kernel for int64: to that it is negative
     assert [str(*signature) for signature in dispatcher.overloads] == ["int64"]
-
-
-def test_the_carveout_that_a_kernel_asks_for(stub):
-    """It is set for the device for which the kernel is compiled, by the package: by us for the others, and after a reset."""
-    kernel = kernel_of(cuda, 1, shared_memory_carveout=50)
-    for device in (0, 1):
-        function = launched(stub, kernel[1, 32], DeviceTensor((4,), device=device)).function
-        with driver().on(device):
-            assert driver().attribute(function, "PREFERRED_SHARED_MEMORY_CARVEOUT") == 50
-
-
-PLANNED = """
-from numba_cuda_mlir import extending
-
-@extending.register_planner
-class Planner(extending.WholeFunctionPlanner):
-    def run(self):
-        extending.{}
-        return False
-
-def body(x, n):
-    x[0] = n
-"""
-LITERAL = """
-from numba_cuda_mlir.numba_cuda.misc.special import literally
-
-def body(x, n):
-    x[0] = literally(n)
-"""
-BY_LAUNCH = {  # what a kernel's code depends on, or asks for
-    "the value of an argument": LITERAL,
-    "the launch configuration": PLANNED.format("require_launch_config(self.state)"),
-    "dynamic shared memory of its own": PLANNED.format("set_required_dynamic_shared_memory(self.state, 4096)"),
-}
-
-
-@pytest.mark.parametrize("why", BY_LAUNCH)
-def test_code_that_depends_on_a_launch_is_launched_by_the_package(why):
-    ahead = f"TypeError: body(): numba-cuda-mlir compiles it in a launch only: its code depends on {why}"
-    if "memory" in why:
-        ahead = "compiled"
-    code = """
-        def ahead(*example):
-            try:
-                kernel.precompile(example)
-                return "compiled"
-            except TypeError as error:
-                return f"TypeError: {error}"
-
-        kernel, x = fast_args(cuda.jit(body)), cuda.to_device(np.zeros(4, "f4"))
-        print(ahead(x, 7))
-        for block in (32, 32, 64):
-            for n in (7, 8):
-                kernel[1, block](x, n)
-        assert len(stub.launches) == 6 and kernel.counts().fast == 0
-        for said in kernel[1, 32].explain(x, 7).outcome, {launch.shared for launch in stub.launches}, ahead(x, 7):
-            print(said)
-    """
-    said = run_package(BY_LAUNCH[why] + textwrap.dedent(code), cuda).splitlines()
-    assert said[0] == said[3] == ahead and said[2] == ("{4096}" if "memory" in why else "{0}")
-    assert said[1].startswith("numba-cuda-mlir's own launch: its code ") and said[1].endswith(why)

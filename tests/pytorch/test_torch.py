@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import re
-import subprocess
 import sys
 
 import numba
@@ -15,7 +14,7 @@ torch = pytest.importorskip("torch")
 from forked import fork_python  # noqa: E402
 from frameworks import has_table  # noqa: E402
 from interoperability import Wrapper  # noqa: E402
-from interpreter import HERE, environment_of  # noqa: E402
+from interpreter import FOR_TESTS, HERE, run_python  # noqa: E402
 from made_producers import Dunder, Ledger, tabled_type  # noqa: E402
 from odd_tensors import ODD  # noqa: E402
 from oracle import new_kernel  # noqa: E402
@@ -260,8 +259,7 @@ guard = producer.guard()
 assert guard.knows_all == ({how!r} == "it has no table") and guard.native.asks == ("keys" in {how!r})
 raise SystemExit(pytest.main(["-q", "-x", "-n0", "-p", "no:cacheprovider", "-k", "not ({others})", *{files}]))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment_of())
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python(script, seconds=FOR_TESTS)
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 30
 
 

@@ -12,8 +12,18 @@ from ...ground.dlpack import DLDataTypeCode, field_of_type
 from ...ground.dtypes import element_of, field_to_numba
 
 __all__ = [
-    "BFLOAT16", "Compiled", "OnlyItsLaunch", "Parameter", "Target", "TargetBase", "is_device_array", "is_of_package",
-    "modules_of_packages", "target_of",
+    "BFLOAT16",
+    "DEPENDS_ON_LAUNCH",
+    "Compiled",
+    "OnlyItsLaunch",
+    "Parameter",
+    "Target",
+    "TargetBase",
+    "compiled_ahead",
+    "is_device_array",
+    "is_of_package",
+    "modules_of_packages",
+    "target_of",
 ]  # fmt: skip
 
 
@@ -32,6 +42,22 @@ class Parameter(NamedTuple):
 
 class OnlyItsLaunch(TypeError):
     """A kernel that a package compiles only in a launch of its own. The text says why."""
+
+
+DEPENDS_ON_LAUNCH = "its code depends on the launch configuration"
+
+
+def compiled_ahead(dispatcher, taken: tuple, missing: str):
+    """What a package's dispatcher compiles for these types without a launch.
+
+    Raises OnlyItsLaunch if the package says, in these words, that a launch's configuration is missing.
+    """
+    try:
+        return dispatcher.compile(taken)
+    except RuntimeError as error:
+        if missing not in str(error):
+            raise
+        raise OnlyItsLaunch(DEPENDS_ON_LAUNCH) from None
 
 
 class Target(Protocol):

@@ -15,7 +15,7 @@ from ...dispatch.structs import ARRAY_HEAD_WORDS
 from ...ground.numba_internals import overloads_of
 from .. import launch_structs, resets
 from ..streams import explicit_handle
-from . import Parameter, TargetBase
+from . import DEPENDS_ON_LAUNCH, Parameter, TargetBase, compiled_ahead
 
 __all__ = ["NumbaCuda", "target"]
 
@@ -56,7 +56,7 @@ class NumbaCuda(TargetBase):
         return given if dispatcher._can_compile else self._declared(dispatcher, given)
 
     def compile(self, dispatcher, taken: tuple) -> "CompiledKernel":
-        kernel = dispatcher.overloads.get(taken) or dispatcher.compile(taken)
+        kernel = dispatcher.overloads.get(taken) or compiled_ahead(dispatcher, taken, "No launch config")
         _renew(kernel.library)
         kernel.bind()
         return CompiledKernel(kernel, taken)
@@ -97,7 +97,7 @@ class CompiledKernel:
         if self._kernel.extensions:
             return "it has extensions, which see its arguments in each launch"
         if getattr(self._kernel, "launch_config_sensitive", False):
-            return "its code depends on the launch configuration"
+            return DEPENDS_ON_LAUNCH
         return ""
 
     def function(self) -> int:

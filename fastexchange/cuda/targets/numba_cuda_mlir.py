@@ -17,7 +17,7 @@ from numba.core import types
 from ...dispatch.structs import ARRAY_HEAD_WORDS
 from .. import launch_structs, resets
 from ..streams import default_stream, explicit_handle
-from . import OnlyItsLaunch, Parameter, TargetBase
+from . import DEPENDS_ON_LAUNCH, OnlyItsLaunch, Parameter, TargetBase, compiled_ahead
 
 __all__ = ["NumbaCudaMlir", "target"]
 
@@ -80,13 +80,9 @@ class NumbaCudaMlir(TargetBase):
         from numba_cuda_mlir.numba_cuda.core.errors import ForceLiteralArg
 
         try:
-            return CompiledKernel(dispatcher, dispatcher.compile(taken), taken)
+            return CompiledKernel(dispatcher, compiled_ahead(dispatcher, taken, "launch metadata"), taken)
         except ForceLiteralArg:
             raise OnlyItsLaunch("its code depends on the value of an argument") from None
-        except RuntimeError as error:
-            if "launch metadata" not in str(error):  # a planner has asked for the launch's configuration
-                raise
-            raise OnlyItsLaunch("its code depends on the launch configuration") from error
 
     def _declared(self, dispatcher, given: tuple) -> tuple | None:
         """The signature for arguments of these types, rated as the package does.
@@ -150,6 +146,8 @@ class CompiledKernel:
         self.is_cooperative = bool(result.metadata.get("use_cooperative", False))
 
     def why_not(self) -> str:
+        if self._dispatcher._requires_launch_config:
+            return DEPENDS_ON_LAUNCH
         if self._result.metadata.get("required_dynamic_shared_memory", 0):
             return "its code asks for dynamic shared memory of its own"
         return NumbaCudaMlir.why_not(target(), self._dispatcher)  # what it links may have brought a callback
