@@ -265,8 +265,8 @@ def fill_report(report, frame, status):
     report.device, report.managed_device = frame.device, frame.managed_device
     for i in range(DL_TENSOR_WORDS):
         report.tensor[i] = frame.tensor[i]
-    has_keys = status == structs.STATUS_UNKNOWN_SHAPE or status == structs.STATUS_NUMBA
-    if has_keys or status == structs.STATUS_UNBOUND or status == structs.STATUS_RANGE:
+    has_keys = status == structs.STATUS_UNKNOWN_SHAPE or status == structs.STATUS_UNBOUND or status == structs.STATUS_RANGE
+    if has_keys or status == structs.STATUS_NUMBA:  # then a part of them, or all: a package's launch is known by them
         if frame.key_count > report.key_capacity:
             status = structs.STATUS_NUMBA
             report.key_count = 0

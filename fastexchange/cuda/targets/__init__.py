@@ -50,7 +50,8 @@ DEPENDS_ON_LAUNCH = "its code depends on the launch configuration"
 def compiled_ahead(dispatcher, taken: tuple, missing: str):
     """What a package's dispatcher compiles for these types without a launch.
 
-    Raises OnlyItsLaunch if the package says, in these words, that a launch's configuration is missing.
+    Raises OnlyItsLaunch if the package says, in these words, that a launch's configuration is missing: its RuntimeError
+    has no type of its own. With other words it is raised as it is.
     """
     try:
         return dispatcher.compile(taken)
