@@ -12,6 +12,7 @@ import pytest
 from children import switch_interval
 from frameworks import FRAMEWORKS, Framework
 from hypothesis import HealthCheck, settings
+from interpreter import FOR_TESTS, interpret
 from numba.core.runtime import _nrt_python
 
 # `--hypothesis-profile=nightly` takes the other. A fuzzer takes its share of `max_examples`, see test_fuzz.py; a first call is a
@@ -21,7 +22,7 @@ settings.register_profile("ci", _common, max_examples=30, derandomize=True)
 settings.register_profile("nightly", _common, max_examples=3500, derandomize=False, print_blob=True)
 settings.load_profile("ci")
 
-EXPECTED = "all tests: 5 minutes on two idle cores, 9 in one process; three times that on a slow machine"
+EXPECTED = "this takes 5 minutes on two idle cores, 9 in one process; three times that on a slow machine"
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
 
@@ -63,9 +64,9 @@ for each in list(native_code())[:: int(sys.argv[1])]:
     if not config.option.collectonly and not hasattr(config, "workerinput"):
         if config.args == config.getini("testpaths") and config.option.markexpr in config.getini("addopts"):
             config.pluginmanager.get_plugin("terminalreporter").write_line(EXPECTED)
-        first = subprocess.Popen([sys.executable, "-c", program, "1"])
-        second = subprocess.Popen([sys.executable, "-c", program, "-1"], stderr=subprocess.DEVNULL)  # they meet in the middle
-        assert [first.wait(), second.wait()] == [0, 0]
+        first = subprocess.Popen([sys.executable, "-c", program, "1"])  # it says that it compiles
+        second = interpret("-c", program, "-1", seconds=FOR_TESTS)  # they meet in the middle
+        assert [first.wait(FOR_TESTS), second.returncode] == [0, 0], second.stderr
 
 
 @pytest.fixture(params=FRAMEWORKS, ids=str)

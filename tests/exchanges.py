@@ -10,12 +10,10 @@ import gc
 import mmap
 import pickle
 import sys
-import textwrap
 import time
 
 import numpy as np
 import pytest
-from forked import run_forked
 from frameworks import torch, tvm_ffi
 from interoperability import ALL_TARGETS, PRODUCERS, PYARROWS, Wrapper, Wraps, elements, ml_dtypes, of_kind
 from interoperability import LAYOUTS as MATRIX_LAYOUTS
@@ -283,13 +281,6 @@ def eventually(condition) -> bool:
             gc.collect()
         time.sleep(0.005)
     return False
-
-
-# ---- processes of their own -------------------------------------------------------------------------------------------
-def ends_of(prelude: str, scenes: dict[str, str]):
-    """A fixture: how programs end, each run in a fork of an interpreter that has run `prelude`."""
-    prelude, scenes = textwrap.dedent(prelude), {name: textwrap.dedent(code) for name, code in scenes.items()}
-    return pytest.fixture(scope="module")(lambda: run_forked(prelude, scenes))
 
 
 TABLE_PRELUDE = """

@@ -1,13 +1,12 @@
 """Interpreters that are forked from one that has imported what they share: milliseconds where an import of all takes seconds.
 
-Each runs its code in ``__main__``; those of ``run_forked`` leave it as a program does, with an interpreter's exit. For tests of a
-start there is ``interpreter.run_python``.
+Each runs its code in ``__main__``. For tests of a start there is ``interpreter.run_python``.
 """
 
-import atexit
 import functools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -29,10 +28,17 @@ class Ended(NamedTuple):
     stdout: str
     stderr: str
 
-    def check(self) -> None:
-        """It ended well, and wrote nothing but to stdout, and that native code is compiled: the first to need it says so."""
+    def check(self) -> str:
+        """It ended well. Returns what it printed."""
         how = "stuck" if self.code == -signal.SIGALRM else f"exit code {self.code}"
-        assert self.code == 0 and not lines_said(self.stderr), f"{how}\n{self.stdout}\n{self.stderr}"
+        assert self.code == 0, f"{how}\n{self.stdout}\n{self.stderr}"
+        return self.stdout
+
+    def check_silent(self) -> str:
+        """And it wrote nothing to stderr, but that native code is compiled: the first to need it says so."""
+        printed = self.check()
+        assert not lines_said(self.stderr), f"{self.stdout}\n{self.stderr}"
+        return printed
 
 
 _SERVER = """
@@ -54,7 +60,7 @@ for _line in iter(_sys.stdin.readline, ""):
             _sys.modules["numba"].config.reload_config()
         break
     _status = _os.waitstatus_to_exitcode(_os.waitpid(_child, 0)[1])
-    _said = (_os.pread(_file.fileno(), 1_000_000, 0).decode(errors="replace") for _file in _files)
+    _said = (_os.pread(_file.fileno(), _os.fstat(_file.fileno()).st_size, 0).decode(errors="replace") for _file in _files)
     print(_json.dumps((_status, *_said)), flush=True)
     for _file in _files:
         _file.close()
@@ -81,18 +87,20 @@ if not _exits:
 
 
 class Stage:
-    """A fresh interpreter that has run `prelude`, and is forked for what is to be run."""
+    """A fresh interpreter that has run `prelude`, forked for what is to be run. It ends with its block, or this process."""
 
     def __init__(self, prelude: str, **environment: str):
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (close() closes it)
         once = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:This process:DeprecationWarning", **environment}
         self._server = subprocess.Popen(
-            [sys.executable, "-c", prelude + _SERVER], env=environment_of(**once), text=True,
+            [sys.executable, "-c", textwrap.dedent(prelude) + _SERVER], env=environment_of(**once), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
         )  # fmt: skip
-        self._answer()
+        self._answer(SECONDS)
 
-    def _answer(self) -> str:
+    def _answer(self, seconds: int) -> str:
+        if not select.select([self._server.stdout], [], [], seconds)[0]:
+            self._server.kill()
         answer = self._server.stdout.readline()
         if not answer:
             self._said.seek(0)
@@ -102,23 +110,33 @@ class Stage:
     def run(self, code: str, *arguments: str, seconds: int = SECONDS, exits: bool = True, **environment: str) -> Ended:
         """Run `code` in a fork. `environment`: variables that are set there; Numba reads them anew.
 
-        Without `exits` nothing is torn down at its end, nor called that is registered for it: of PyTorch that takes a second.
+        It ends as a program does, with an interpreter's exit. Without `exits` nothing is torn down at its end, nor called that is
+        registered for it: of PyTorch that takes a second.
         """
-        self._server.stdin.write(json.dumps((code, arguments, environment, seconds, exits)) + "\n")
+        self._server.stdin.write(json.dumps((textwrap.dedent(code), arguments, environment, seconds, exits)) + "\n")
         self._server.stdin.flush()
-        return Ended(*json.loads(self._answer()))
+        return Ended(*json.loads(self._answer(seconds + SECONDS)))
 
     def close(self) -> None:
         self._server.communicate()
         self._said.close()
 
+    def __enter__(self) -> "Stage":
+        return self
 
-def run_forked(prelude: str, scenes: dict[str, str], seconds: int = SECONDS, **environment) -> dict[str, Ended]:
-    """Run `prelude` in a fresh interpreter and each of `scenes` in a fork of that."""
-    stage = Stage(prelude, **environment)
-    ends = {name: stage.run(code, seconds=seconds) for name, code in scenes.items()}
-    stage.close()
-    return ends
+    def __exit__(self, *error) -> None:
+        self.close()
+
+
+def stage_for_module(prelude: str, **environment: str):
+    """A fixture of a module of tests: the stage that all of them fork."""
+
+    @pytest.fixture(scope="module")
+    def stage():
+        with Stage(prelude, **environment) as made:
+            yield made
+
+    return stage
 
 
 _IMPORTED = """
@@ -137,9 +155,7 @@ del numpy, numba, fastexchange
 
 @functools.cache
 def _stage() -> Stage:
-    stage = Stage(_IMPORTED)
-    atexit.register(stage.close)
-    return stage
+    return Stage(_IMPORTED)
 
 
 def fork_python(
@@ -151,7 +167,7 @@ def fork_python(
     """
     if not hasattr(os, "fork"):
         return run_python(code, *arguments, check=check, seconds=seconds, **environment)
-    ended = _stage().run(textwrap.dedent(code), *arguments, seconds=seconds, exits=False, **environment)
+    ended = _stage().run(code, *arguments, seconds=seconds, exits=False, **environment)
     if check:
-        assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
+        ended.check()
     return subprocess.CompletedProcess(code, ended.code, ended.stdout, ended.stderr)

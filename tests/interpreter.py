@@ -21,15 +21,22 @@ def environment_of(**changes: str) -> dict[str, str]:
 
 
 SECONDS, FOR_TESTS = 240, 3600
-"""After so many seconds an interpreter counts as stuck and is ended; the second number is for one that runs tests."""
+"""After so many seconds an interpreter counts as stuck and is ended; the second number is for tests or type checkers in one."""
+
+
+def interpret(
+    *arguments: str, seconds: int = SECONDS, folder: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess:
+    """A fresh interpreter with these arguments, which finds this package and these tests."""
+    given = {"capture_output": True, "text": True, "timeout": seconds, "cwd": folder}
+    return subprocess.run([sys.executable, *arguments], env=environment_of(**environment), **given)
 
 
 def run_python(
     code: str, *arguments: str, check: bool = True, seconds: int = SECONDS, **environment: str
 ) -> subprocess.CompletedProcess:
     """Run `code` in a fresh interpreter that finds this package and these tests."""
-    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment_of(**environment), timeout=seconds)
+    done = interpret("-c", textwrap.dedent(code), *arguments, seconds=seconds, **environment)
     if check:
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

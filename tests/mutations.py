@@ -13,6 +13,7 @@ import ast
 import collections
 import concurrent.futures
 import copy
+import json
 import os
 import queue
 import random
@@ -88,11 +89,14 @@ def chosen(count: int, seed: int) -> list[tuple[str, int, str, str]]:
     return [(*place, *pick.choice(sorted(at[place]))) for place in pick.sample(sorted(at), count)]
 
 
-def run_tests(checkout: Path, *options: str, seconds: float | None = None) -> subprocess.CompletedProcess:
-    """Run pytest in a copy of the checkout."""
+def run_tests(checkout: Path, *options: str, seconds: float | None = None) -> tuple[int, list[str]]:
+    """Run pytest in a copy of the checkout. Returns its exit code, and the tests that failed, or files that could not be read."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "NUMBA_CACHE_DIR": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=seconds)
+    shutil.rmtree(checkout / ".pytest_cache", ignore_errors=True)
+    command = [sys.executable, "-m", "pytest", "-q", *options]
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, timeout=seconds)
+    noted = checkout / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    return done.returncode, list(json.loads(noted.read_text())) if noted.exists() else []
 
 
 def cover(checkout: Path, file: Path) -> None:
@@ -139,18 +143,16 @@ def is_caught(checkout: Path, covered: Path, name: str, line: int, new: str, sec
         for tests in filter(None, (tests_of(covered, name, line), folders_to_test(name_there))):
             while True:
                 path.write_text("\n".join(lines) + "\n")
-                done = run_tests(checkout, "-x", "-n0", *left_out, *tests, seconds=seconds)
-                if done.returncode in (0, 5):
+                code, failed = run_tests(checkout, "-x", "-n0", *left_out, *tests, seconds=seconds)
+                if code in (0, 5):
                     break
                 path.write_text(source)
-                said = next((text for text in done.stdout.splitlines() if text.startswith(("FAILED tests", "ERROR tests"))), "")
-                test = said.partition(" ")[2].partition(" - ")[0]
-                unchanged = run_tests(checkout, "-x", "-n0", *([test] if test else [*left_out, *tests]), seconds=seconds)
-                if unchanged.returncode in (0, 5):
-                    return CAUGHT, said or f"exit code {done.returncode}"
-                if not test:
-                    return UNDECIDED, f"without the change, too, pytest ends with {unchanged.returncode}"
-                left_out += ["--deselect", test]
+                unchanged, _ = run_tests(checkout, "-x", "-n0", *(failed or [*left_out, *tests]), seconds=seconds)
+                if unchanged in (0, 5):
+                    return CAUGHT, ", ".join(failed) or f"exit code {code}"
+                if not failed or failed[0] in left_out:
+                    return UNDECIDED, f"without the change, too, pytest ends with {unchanged}: {failed}"
+                left_out += ["--deselect", failed[0]]
     except subprocess.TimeoutExpired:
         return UNDECIDED, f"not ended after {seconds} s"
     finally:
@@ -165,7 +167,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out N changes, which have been tried")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--covered", type=Path, metavar="FILE", help="which tests run which lines")
-    parser.add_argument("--seconds", type=int, default=1800, help="for the tests with one change")
+    parser.add_argument("--seconds", type=int, default=1800, help="for each run of tests")
     given = parser.parse_args()
     free: queue.Queue[Path] = queue.Queue()
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:

@@ -1,12 +1,10 @@
 """What calls and exchanges have to give whatever way they take, for interpreters and libraries that are not as expected."""
 
 import array
-import atexit
 import collections
 import functools
 import pickle
 import sys
-import textwrap
 
 import numba
 import numpy as np
@@ -28,15 +26,13 @@ except ImportError:
 def _stage():
     from forked import Stage  # not where this module is imported to be forked: it imports this package
 
-    stage = Stage(_PRELUDE.format(path=sys.path))
-    atexit.register(stage.close)
-    return stage
+    return Stage(_PRELUDE.format(path=sys.path))
 
 
 def run_changed(code: str, *arguments: str, **environment: str):
     """Run `code` in an interpreter that has imported NumPy, Numba and PyTorch, not this package; and compiled what is called."""
-    ended = _stage().run(textwrap.dedent(code), *arguments, seconds=500, exits=False, **environment)
-    assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
+    ended = _stage().run(code, *arguments, seconds=500, exits=False, **environment)
+    ended.check()
     return ended
 
 

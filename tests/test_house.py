@@ -1,11 +1,13 @@
 """How the package is built: which of its folders may import which; and what documents and lists say of it."""
 
 import ast
+import importlib.metadata
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from forked import fork_python
 from mutations import folders_to_test
 
 import fastexchange
@@ -149,17 +151,39 @@ def test_every_file_of_the_package_has_a_command_before_a_commit():
     assert [name for name, tests in given.items() if not tests or not all((ROOT.parent / each).is_dir() for each in tests)] == []
 
 
+def runs_by_default(file: Path) -> bool:
+    """Whether some of a file's tests are neither slow nor nightly."""
+    body = ast.parse(file.read_text("utf-8")).body
+    if any(re.match(r"pytestmark = .*\.(slow|nightly)", ast.unparse(each)) for each in body):
+        return False
+    tests = [each for each in body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")]
+    return any(not {"pytest.mark.slow", "pytest.mark.nightly"} & {*map(ast.unparse, each.decorator_list)} for each in tests)
+
+
 def test_each_promise_has_tests_that_run_by_default():
-    """Of each file that SECURITY names beside a promise some tests are neither slow nor nightly."""
+    """Of each file or folder of tests that SECURITY names beside a promise some tests are neither slow nor nightly."""
     rows = re.findall(r"^\| .*\*\*.* \| (.*) \|$", (ROOT.parent / "SECURITY.md").read_text("utf-8"), re.MULTILINE)
     named = [re.findall(r"`(tests/(?:\w+/)?test_\w+\.py|tests/\w+)`", row) for row in rows]
     assert len(rows) > 20 and all(named)
-    for file in {each for files in named for each in files if each.endswith(".py")}:
-        body = ast.parse((ROOT.parent / file).read_text("utf-8")).body
-        assert not any(re.match(r"pytestmark = .*\.(slow|nightly)", ast.unparse(each)) for each in body), file
-        tests = [each for each in body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")]
-        marks = [[*map(ast.unparse, each.decorator_list)] for each in tests]
-        assert any(not {"pytest.mark.slow", "pytest.mark.nightly"} & {*each} for each in marks), file
+    for place in {each for places in named for each in places}:
+        path = ROOT.parent / place
+        assert any(map(runs_by_default, [path] if path.suffix else path.rglob("test_*.py"))), place
+
+
+INSTALLED = {
+    "apache-tvm-ffi": "tvm_ffi", "cuda-core": "cuda.core.utils", "jax": "jax.numpy", "ml-dtypes": "ml_dtypes",
+    "numba-cuda": "numba.cuda",
+    "numba-cuda-mlir": "numba_cuda_mlir.cuda", "paddlepaddle": "paddle", "pandas": "pandas", "pyarrow": "pyarrow",
+    "torch": "torch",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_frameworks_that_are_installed_can_be_imported():
+    """Else their tests would be skipped, and nobody would see it."""
+    found = {each.metadata["Name"].replace("_", "-") for each in importlib.metadata.distributions()} & {*INSTALLED}
+    fork_python("\n".join(f"import {INSTALLED[name]}" for name in found))
+    assert found
 
 
 def test_no_version_number_decides():

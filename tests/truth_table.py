@@ -287,9 +287,8 @@ def outcomes(table: Table, columns: Sequence[Column] = ()) -> Outcomes:
     with tempfile.TemporaryDirectory() as folder:
         if not columns:
             table.build(Path(folder))
-        stage = stage_of(table, f"import sys; sys.path.append({folder!r})")
-        said = iter([outcome for part in parts for outcome in filled(stage, part)])
-        stage.close()
+        with stage_of(table, f"import sys; sys.path.append({folder!r})") as stage:
+            said = iter([outcome for part in parts for outcome in filled(stage, part)])
     return {row.title: {column.title: column.why_not or next(said) for column in columns or table.columns} for row in table.rows}
 
 

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from interpreter import environment_of, run_python
+from interpreter import interpret, run_python
 from packaging.tags import parse_tag, sys_tags
 
 import fastexchange
@@ -113,9 +113,9 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 def pip_wheel(source: Path, into: Path, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-v", "-w", str(into), str(source)]
+    command = "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-v", "-w", str(into), str(source)
     environment = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INDEX": "1", "PYTHONDONTWRITEBYTECODE": "", **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=environment_of(**environment), timeout=1500)
+    return interpret(*command, seconds=1500, **environment)
 
 
 def tag_of(wheel: Path) -> str:

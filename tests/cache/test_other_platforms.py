@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from interpreter import environment_of
+from interpreter import FOR_TESTS, environment_of
 
 from fastexchange.ground.package_code import fitting_levels, name_of_file
 
@@ -23,7 +23,8 @@ def test_nothing_is_compiled_and_all_kernels_compute_what_numba_does(tmp_path):
 
     def run(who: str) -> dict:
         command = [sys.executable, str(EXAMPLE / "first_calls.py"), who, str(tmp_path / who)]
-        return json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=FOR_TESTS)
+        return json.loads(done.stdout)
 
     run("shipped")  # code from elsewhere is proved by a call, whose kernel is compiled: once on a machine
     said = run("shipped")

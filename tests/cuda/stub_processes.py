@@ -1,6 +1,5 @@
 """Processes of their own that have loaded the driver stub: forks of one that has imported what they share."""
 
-import atexit
 import functools
 import importlib.util
 import tempfile
@@ -44,15 +43,11 @@ def _stage(more: str = "", without: str = "") -> Stage:
     modules = *packages, "fastexchange", *([] if more is _LOAD_TORCH else ["cuda_producers", "pytest"])
     with tempfile.TemporaryDirectory() as directory:
         cuda_stub.build(directory)
-        stage = Stage(_LOAD.format(directory=directory, modules=modules, more=more.format(directory=directory)))
-    atexit.register(stage.close)
-    return stage
+        return Stage(_LOAD.format(directory=directory, modules=modules, more=more.format(directory=directory)))
 
 
 def _run(stage: Stage, begin: str, code: str, exits: bool = False, **environment: str) -> str:
-    ended = stage.run(f"{begin}\n{textwrap.dedent(code)}", exits=exits, **environment)
-    assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
-    return ended.stdout
+    return stage.run(f"{begin}\n{textwrap.dedent(code)}", exits=exits, **environment).check()
 
 
 def run_package(code: str, package, exits: bool = False, **environment: str) -> str:

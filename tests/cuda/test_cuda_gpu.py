@@ -6,6 +6,7 @@ launched on the driver stub, too, so that it is known to work before it comes to
 
 import functools
 import gc
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from children import at_once
 from cuda_tensors import DeviceTensor, OtherTensor
-from interpreter import run_python
+from interpreter import FOR_TESTS, run_python
 from launches import elementwise
 from other_ways import Protocol
 from soak import measured
@@ -324,7 +325,9 @@ def test_under_compute_sanitizer(torch):
     if tool is None:
         pytest.skip("compute-sanitizer is not installed")
     command = [tool, "--error-exitcode", "9", "--report-api-errors", "no"]  # those that matter are exceptions
-    command += [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "gpu_kernels or threads", __file__, kernels]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    command += [sys.executable, "-m", "pytest", "-v", "-n0", "-p", "no:cacheprovider", "-m", "not nightly"]
+    command += ["-k", "gpu_kernels or new_threads", __file__, kernels]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=FOR_TESTS)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
-    assert "passed" in done.stdout
+    for name in ("test_new_threads", "test_cuda_gpu_kernels.py::"):
+        assert re.search(f"{name}.* PASSED", done.stdout), f"none of {name} ran"

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from exchanges import (  # isort: skip
-    ATTRIBUTE, OLDER, SOURCES, SWAPPED, TABLE_PRELUDE, WRAPPERS, Wrapper, Sub, call, delete, ends_of,
+    ATTRIBUTE, OLDER, SOURCES, SWAPPED, TABLE_PRELUDE, WRAPPERS, Wrapper, Sub, call, delete,
     exported, needs_the_attribute_free, table_in,
 )
-from forked import needs_fork
+from forked import needs_fork, stage_for_module
 from frameworks import needs_torch, torch, tvm_ffi
 from hostile_producers import Gives, raising
 from interoperability import place
@@ -231,15 +231,15 @@ if tvm_ffi is not None:
     }
 
 
-ends = ends_of(PRELUDE, SCENES)
+stage = stage_for_module(PRELUDE)
 
 
 @pytest.mark.slow
 @needs_fork
 @needs_the_attribute_free
 @pytest.mark.parametrize("scene", SCENES)
-def test_polyfill_in_a_process_of_its_own(scene, ends):
-    ends[scene].check()
+def test_polyfill_in_a_process_of_its_own(scene, stage):
+    stage.run(SCENES[scene]).check_silent()
 
 
 # ---- wrappers --------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
     pytest -m "not nightly" tests/exchange/test_fuzz.py --hypothesis-profile=nightly    # more than 50,000
 
 What fails is printed as a case, for example ``OneTensor(...)``, which ``check_one_tensor`` checks by itself: that is to become
-a test with a name. Should the process crash, its case is among the temporary files, in ``fastexchange-fuzz-<user id>.txt``.
+a test with a name. Should a process crash, its case is among the temporary files, in ``fastexchange-fuzz-<its id>.txt``.
 """
 
 import gc
@@ -43,7 +43,7 @@ assert no_violations  # a fixture
 EXAMPLES = settings.default.max_examples
 """The profile's share of examples; each fuzzer takes some of them."""
 IS_NIGHTLY = EXAMPLES > 1000
-LAST = Path(tempfile.gettempdir(), f"fastexchange-fuzz-{os.getuid()}.txt")
+LAST = Path(tempfile.gettempdir(), f"fastexchange-fuzz-{os.getpid()}.txt")
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ def fuzz(strategy: st.SearchStrategy, check: Callable, shares: float) -> None:
         check(case)
 
     settings(max_examples=math.ceil(shares * EXAMPLES))(given(strategy)(noted))()
+    LAST.unlink(missing_ok=True)
 
 
 def first(x):

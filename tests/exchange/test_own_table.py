@@ -12,10 +12,10 @@ from counting import no_violations
 
 from exchanges import (  # isort: skip
     ALLOCATE, CALLS, CONVERSIONS, COUNTED, LAYOUTS, READONLY, SOURCES, STREAM, TABLE_PRELUDE, UNTOUCHED, Sub,
-    aligned, borrowed, check_describes, counted, delete, ends_of, eventually, exported, imported, one, result_or_exception,
+    aligned, borrowed, check_describes, counted, delete, eventually, exported, imported, one, result_or_exception,
     to_versioned, words,
 )
-from forked import needs_fork
+from forked import needs_fork, stage_for_module
 from interoperability import elements, place, unwrapped
 from made_producers import Ledger, address_of, export_versioned, fill
 from oracle import references_kept, type_and_message
@@ -301,13 +301,12 @@ for _ in range(10):
 }  # fmt: skip
 
 
-ends = ends_of(AT_THE_END, {name: f"{act}\nprint('end of the script')" for name, (act, _) in ENDS.items()})
+stage = stage_for_module(AT_THE_END)
 
 
 @needs_fork
 @pytest.mark.parametrize("when", ENDS)
-def test_the_end_of_the_process(when, ends):
-    ends[when].check()
-    lines = ends[when].stdout.split("\n")
-    assert lines[0] == "end of the script"
-    assert ENDS[when][1] is None or ("freed" in lines) is ENDS[when][1]
+def test_the_end_of_the_process(when, stage):
+    act, is_freed = ENDS[when]
+    lines = stage.run(f"{act}\nprint('end of the script')").check_silent().split("\n")
+    assert lines[0] == "end of the script" and (is_freed is None or ("freed" in lines) is is_freed)

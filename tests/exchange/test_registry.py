@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 from children import at_once
-from exchanges import borrowed, ends_of, exported, managed_in, ml_dtypes, needs_ml_dtypes, result_or_exception
-from forked import needs_fork
+from exchanges import borrowed, exported, managed_in, ml_dtypes, needs_ml_dtypes, result_or_exception
+from forked import needs_fork, stage_for_module
 from oracle import type_and_message
 from raising import check_raises
 
@@ -378,10 +378,10 @@ if NUMPY_REGISTERS:
         )
 
 
-ends = ends_of(PRELUDE, SCENES)
+stage = stage_for_module(PRELUDE)
 
 
 @needs_fork
 @pytest.mark.parametrize("scene", SCENES)
-def test_in_an_interpreter_of_its_own(scene, ends):
-    ends[scene].check()
+def test_in_an_interpreter_of_its_own(scene, stage):
+    stage.run(SCENES[scene]).check_silent()

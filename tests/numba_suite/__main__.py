@@ -1,6 +1,6 @@
 """``python tests/numba_suite``: all of Numba's tests that use ``njit`` or ``jit``, or every so-manieth; prints counts.
 
-Exit code 1 if one fails with fastexchange that does not fail without and is not listed in ``differences.txt``.
+Exit code 1 if one fails with fastexchange that does not fail without and is not listed in ``differences.txt``, or if none ran.
 """
 
 import argparse
@@ -20,6 +20,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="how many processes run at a time, a module in each")
     options = parser.parse_args()
     names = [name for name in modules() if not options.modules or name.rpartition(".")[2] in options.modules]
+    if not names or len(names) < len(options.modules):
+        parser.error(f"of {options.modules or 'all'} Numba has {names}")
     known, total, began = listed(), Comparison({}, {}, {}, {}), time.monotonic()
 
     def compared(name):
@@ -46,7 +48,7 @@ def main() -> int:
     said += [f"listed in differences.txt, and no longer different: {test}" for test in stale] + [f"NEW: {test}" for test in new]
     for line in said:
         print(f"    {line}")
-    return 1 if new else 0
+    return 1 if new or not total.outcomes else 0
 
 
 if __name__ == "__main__":

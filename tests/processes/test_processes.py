@@ -17,7 +17,7 @@ import types
 import numpy as np
 import pytest
 from children import SECONDS, in_fork
-from forked import needs_fork, run_forked
+from forked import Stage, needs_fork, stage_for_module
 from frameworks import torch
 from interpreter import run_python
 from made_producers import Dunder, Legacy, Tabled
@@ -206,18 +206,14 @@ FORKS = {name: f"{name}()" for name in list(globals()) if name.startswith("fork_
 FORKS |= {f"fork while others {work}": f"fork_while_others({work}, {times})" for work, times in WHILE.items()}
 
 
-@pytest.fixture(scope="module")
-def forks():
-    """How the scenes of forking ended, all started by an interpreter that has called nothing yet."""
-    scenes = {name: f"{code}\nos._exit(0)" for name, code in FORKS.items()}
-    prelude = "from test_processes import *\ngc.collect(), gc.freeze()\n"  # else a collection in a child copies all it looks at
-    return run_forked(prelude, scenes)
+# An interpreter that has called nothing yet. A collection in a child would copy all that it looks at.
+forking = stage_for_module("from test_processes import *\ngc.collect(), gc.freeze()\n")
 
 
 @needs_fork
 @pytest.mark.parametrize("name", FORKS)
-def test_fork(name, forks):
-    forks[name].check()
+def test_fork(name, forking):
+    forking.run(f"{FORKS[name]}\nos._exit(0)").check_silent()
 
 
 # ---- multiprocessing -------------------------------------------------------------------------------------------------
@@ -344,18 +340,15 @@ EXITS = {
 CODES = {"SystemExit in a producer": 7, "leaving at once from a kernel's call": 5}
 
 
-@pytest.fixture(scope="module")
-def exits():
-    """How the programs of :data:`EXITS` ended. What they share has been compiled, and used once."""
-    warm = "[(total(tensor), long_total(tensor)) for tensor in tensors()]\nkept_of_all_kinds()\n"
-    return run_forked(PRELUDE + warm, {name: textwrap.dedent(code) for name, code in EXITS.items()})
+# What the programs share has been compiled, and used once.
+exiting = stage_for_module(f"{PRELUDE}[(total(tensor), long_total(tensor)) for tensor in tensors()]\nkept_of_all_kinds()\n")
 
 
 @pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("name", EXITS)
-def test_exit(name, exits):
-    assert exits[name] == (CODES.get(name, 0), "", "")
+def test_exit(name, exiting):
+    assert exiting.run(EXITS[name]) == (CODES.get(name, 0), "", "")
 
 
 def test_exit_of_a_program_that_was_not_forked():
@@ -369,5 +362,6 @@ def test_exit_of_a_program_that_was_not_forked():
 def test_each_forked_program_runs_once(tmp_path):
     noted = tmp_path / "noted"
     code = f"import os\nprint(os.getpid(), file=open({str(noted)!r}, 'a'))"
-    assert all(ended == (0, "", "") for ended in run_forked("", {"first": code, "last": code}).values())
+    with Stage("") as stage:
+        assert [stage.run(code) for _ in range(2)] == [(0, "", "")] * 2
     assert len(noted.read_text().split()) == 2

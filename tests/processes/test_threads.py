@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from children import SECONDS, at_once
 from counting import end_of, kept
-from forked import Ended, fork_python, needs_fork, run_forked
+from forked import fork_python, needs_fork, stage_for_module
 from frameworks import needs_torch, torch
 from line_events import at_each_line
 from made_producers import Dunder, Ledger, Legacy, Tabled, tabled_type
@@ -299,26 +299,23 @@ MEANWHILE = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def met() -> dict[str, Ended]:
-    """How each of the processes ended in which something happened to the memory that a kernel was reading."""
-    prelude = """
-import os, warnings
-from test_threads import *
-for make in MAKERS.values():
-    meet(np.ones(2, np.int64), make(SIZE))
-del make
-gc.collect(), gc.freeze()  # a collection in a child would copy all that it looks at
-warnings.simplefilter("ignore")  # of PyTorch, that out= resizes
-"""
-    scene = "meanwhile([MAKERS[{!r}](SIZE)], lambda box: {}, {!r})\nos._exit(0)"
-    return run_forked(prelude, {name: scene.format(*row) for name, row in MEANWHILE.items()}, **MAPPED)
+meeting = stage_for_module("""
+    import os, warnings
+    from test_threads import *
+    for make in MAKERS.values():
+        meet(np.ones(2, np.int64), make(SIZE))
+    del make
+    gc.collect(), gc.freeze()  # a collection in a child would copy all that it looks at
+    warnings.simplefilter("ignore")  # of PyTorch, that out= resizes
+""", **MAPPED)  # fmt: skip
 
 
 @needs_fork
 @pytest.mark.parametrize("name", MEANWHILE)
-def test_memory_that_a_kernel_without_the_gil_reads(name, met):
-    met[name].check()
+def test_memory_that_a_kernel_without_the_gil_reads(name, meeting):
+    """Something happens to it meanwhile."""
+    kind, act, word = MEANWHILE[name]
+    meeting.run(f"meanwhile([MAKERS[{kind!r}](SIZE)], lambda box: {act}, {word!r})\nos._exit(0)").check_silent()
 
 
 def test_a_jax_array_deleted_while_a_kernel_reads_it():

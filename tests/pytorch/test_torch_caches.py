@@ -4,7 +4,7 @@ import functools
 import json
 
 import pytest
-from forked import Stage, fork_python
+from forked import fork_python, stage_for_module
 from scale_kernels import elementwise
 from torch_operators import torch
 
@@ -96,11 +96,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def stage():
-    made = Stage("import torch, fastexchange\n")
-    yield made
-    made.close()
+stage = stage_for_module("import torch, fastexchange\n")
 
 
 @pytest.mark.nightly
@@ -111,9 +107,8 @@ def test_caches_of_an_older_program(cases, tmp_path, stage):
     start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import cached_operators"
 
     def run(new: int):  # what PyTorch compiles with a C++ compiler takes its time
-        ended = stage.run(start, str(new), *CASES[cases], seconds=900, exits=False, **environment)
-        assert ended.code == 0, ended.stderr
-        return json.loads(ended.stdout.splitlines()[-1])
+        said = stage.run(start, str(new), *CASES[cases], seconds=900, exits=False, **environment).check()
+        return json.loads(said.splitlines()[-1])
 
     assert run(0)[0] == [] and run(1)[0] == []
     different, joint_misses, misses = run(1)

@@ -21,6 +21,7 @@ from frameworks import has_table, with_strides_of  # noqa: E402
 from interpreter import FOR_TESTS, HERE, run_python  # noqa: E402
 from oracle import check_same_as_njit, new_kernel, references_kept  # noqa: E402
 from raising import check_raises  # noqa: E402
+from torch_operators import UNKNOWN, needs_views  # noqa: E402
 
 from fastexchange import fast_args  # noqa: E402
 from fastexchange._abi import ffi  # noqa: E402
@@ -30,7 +31,6 @@ from fastexchange.ground.native import address_of  # noqa: E402
 from fastexchange.torch import offsets as producer  # noqa: E402
 
 FIELDS = ("ndim", "sizes", "strides", "inline_ndim", "storage_offset", "device", "elements")
-needs_views = pytest.mark.skipif(not producer.guard().knows_views, reason="tensors are not read in memory here")
 
 
 @numba.njit
@@ -262,15 +262,10 @@ def test_a_launch_notices_a_storage_that_becomes_copy_on_write():
     assert lazy.tolist() == [0.0, 2.0, 4.0] and x.tolist() == [0.0, 4.0, 8.0]
 
 
-UNKNOWN = """
-    from fastexchange.torch import offsets as torch_offsets
-    torch_offsets.Guard._find_views = lambda self: self.why.setdefault("views", "unknown") == ""
-"""
-"""Makes PyTorch's tensors of a process such as are not read in memory."""
 SAY = """
-    import torch, fastexchange
-    from fastexchange.command import probe
-    print(fastexchange.explain(torch.ones(3)), "by doctor:", *probe._torch(torch))
+import torch, fastexchange
+from fastexchange.command import probe
+print(fastexchange.explain(torch.ones(3)), "by doctor:", *probe._torch(torch))
 """
 
 
@@ -490,9 +485,9 @@ def test_many_tensors_of_one_kind(ndim):
 
 @pytest.mark.nightly
 def test_pytorchs_tests_by_the_exchange_table():
-    own, exchange = ("torch", "torch_storages", "torch_views", "truth_table"), ("storage", "escape")
+    own, exchange = ("torch", "torch_storages", "torch_views"), ("storage", "escape", "refusals")
     folders = {"pytorch": own, "exchange": exchange, "calls": ("lists", "bound", "calls", "results", "outputs")}
     files = [str(HERE / f"{folder}/test_{name}.py") for folder, names in folders.items() for name in names]
     options = ["-q", "-p", "no:cacheprovider", "-m", "not nightly", *files]
-    done = run_python(f"{UNKNOWN}\n    import pytest\n    raise SystemExit(pytest.main({options!r}))", seconds=FOR_TESTS)
+    done = run_python(f"{UNKNOWN}\nimport pytest\nraise SystemExit(pytest.main({options!r}))", seconds=FOR_TESTS)
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 300, done.stdout

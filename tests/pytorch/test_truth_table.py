@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 import truth_table as truth  # noqa: E402
 from frameworks import has_versioned_capsules  # noqa: E402
 from nights import at_night  # noqa: E402
+from torch_operators import UNKNOWN  # noqa: E402
 from torch_truth import COLUMNS, ROWS, TABLE  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -26,17 +27,20 @@ assert "to_dlpack" in str(explain(torch.ones(3)))
 """
 
 
-def without_an_exchange_table() -> dict[str, str]:
-    """What a kernel does then, by row."""
-    stage, ours = truth.stage_of(TABLE, WITHOUT_TABLE), COLUMNS.index(truth.FAST_ARGS)
-    said = {row.title: truth.filled(stage, [(number, ours)])[0] for number, row in enumerate(ROWS)}
-    stage.close()
-    return said
+def in_a_process_after(prelude: str) -> dict[str, str]:
+    """What a kernel does there, by row."""
+    ours = COLUMNS.index(truth.FAST_ARGS)
+    with truth.stage_of(TABLE, prelude) as stage:
+        return {row.title: truth.filled(stage, [(number, ours)])[0] for number, row in enumerate(ROWS)}
 
 
-@pytest.mark.parametrize("columns", at_night([OURS, []], OURS), ids=["ours", "all"])
-def test_a_kernel_gets_the_value_or_an_exception_the_same_as_dlpack(columns):
+SHORT, WHOLE = (OURS, [WITHOUT_TABLE]), ([], [WITHOUT_TABLE, UNKNOWN])
+
+
+@pytest.mark.parametrize("asked", at_night([SHORT, WHOLE], SHORT), ids=["ours", "all"])
+def test_a_kernel_gets_the_value_or_an_exception_the_same_as_dlpack(asked):
     """And the same on every path: where paths differ, a cell says so, in bold as all that is bad. So does the committed table."""
+    columns, changes = asked
     found = truth.outcomes(TABLE, columns)
     for row in ROWS:
         by_dlpack, ours = found[row.title][truth.DLPACK.title], found[row.title][truth.FAST_ARGS.title]
@@ -46,5 +50,6 @@ def test_a_kernel_gets_the_value_or_an_exception_the_same_as_dlpack(columns):
         elif by_dlpack.startswith("refused") and ours.startswith("refused") and row.needs is None:  # those NumPy itself refuses
             before = [] if has_versioned_capsules() else ["refused (BufferError)"]  # where all of PyTorch's are RuntimeErrors
             assert ours in (by_dlpack, *before), row.title
-    assert without_an_exchange_table() == {title: found[title][truth.FAST_ARGS.title] for title in TITLES}
+    for change in changes:
+        assert in_a_process_after(change) == {title: found[title][truth.FAST_ARGS.title] for title in TITLES}, change
     truth.check_committed(TABLE, found)

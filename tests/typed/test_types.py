@@ -3,12 +3,11 @@
 import ast
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from interpreter import environment_of
+from interpreter import FOR_TESTS, interpret
 
 import fastexchange
 from fastexchange.calls.options import numba_options
@@ -40,7 +39,7 @@ def errors_of(checker: str, folder: Path, *options: str, mode: str = "strict") -
     else:
         (folder / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": mode}))
         command = ["pyright", "--outputjson", f"--pythonpath={sys.executable}", f"--project={folder}"]
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, env=environment_of(), cwd=folder)
+    done = interpret("-m", *command, folder=folder, seconds=FOR_TESTS)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     if checker == "mypy":
         said = [json.loads(line) for line in done.stdout.splitlines()]
@@ -89,7 +88,7 @@ def test_the_types_are_those_of_the_package():
     """mypy compares them: names, parameters, defaults, values of enumerations."""
     pytest.importorskip("mypy", reason="mypy is not installed: pip install '.[dev]'")
     command = ["mypy.stubtest", "fastexchange", "--mypy-config-file", str(STUB.parents[1] / "pyproject.toml"), "--concise"]
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, env=environment_of())
+    done = interpret("-m", *command, seconds=FOR_TESTS)
     said = [line.removeprefix("fastexchange.") for line in done.stdout.splitlines() if line.startswith("fastexchange.")]
     public = [line for line in said if re.split("[ .]", line)[0] in fastexchange.__all__ and ".__init__ " not in line]
     assert {line for line in public if not line.startswith(tuple(UNTYPED))} == set()
