@@ -15,12 +15,12 @@ import time
 import numpy as np
 import pytest
 from frameworks import torch, tvm_ffi
-from interoperability import ALL_TARGETS, PRODUCERS, PYARROWS, Wrapper, Wraps, elements, ml_dtypes, of_kind
+from interoperability import ALL_TARGETS, PRODUCERS, PYARROWS, elements, ml_dtypes, of_kind
 from interoperability import LAYOUTS as MATRIX_LAYOUTS
 from oracle import ONE_REFERENCE
 
 from made_producers import (  # isort: skip
-    DLPACK_CODES, TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name, object_at,
+    DLPACK_CODES, TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, Wrapper, Wraps, address_of, capsule_name, object_at,
 )
 from fastexchange import convert, exchange_api, from_dlpack, to_dlpack
 from fastexchange.ground.dlpack import ffi

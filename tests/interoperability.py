@@ -18,7 +18,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from frameworks import NUMPY_DTYPES, StridedMemoryView, paddle, torch, tvm_ffi  # noqa: E402
-from made_producers import TABLE_CAPSULE, Dunder, Legacy, Tabled, capsule, exchange_table  # noqa: E402
+from made_producers import TABLE_CAPSULE, Dunder, Legacy, Tabled, Wrapper, Wraps, capsule, exchange_table  # noqa: E402
 from oracle import seen_type  # noqa: E402
 
 from fastexchange import convert, fast_args, from_dlpack  # noqa: E402
@@ -77,17 +77,6 @@ def _jax(array: np.ndarray):
 
 Older = type("Older", (Tabled,), {
     "__dlpack_c_exchange_api__": None, "__c_dlpack_exchange_api__": capsule(exchange_table(), TABLE_CAPSULE)})  # fmt: skip
-
-
-class Wraps:
-    __slots__ = ()
-
-
-class Wrapper(Wraps):
-    __dlpack_c_exchange_api__ = property(lambda self: self.inner)
-
-    def __init__(self, inner):
-        self.inner = inner
 
 
 def memory_view(array: np.ndarray):
@@ -196,7 +185,7 @@ def cases_in(layout: str, way: str) -> list[tuple[str, bool]]:
     return [(dtype, i % 2 == 1) for i, dtype in enumerate(DTYPES[list(LAYOUTS).index(layout) % 7 :: 7])]
 
 
-@functools.cache  # the tests ask tensor by tensor, and then for the table
+@functools.cache  # the tests ask tensor by tensor, and then for a line of the table
 def outcome(producer: str, way: str, dtype: str, layout: str, readonly: bool) -> str | None:
     """``zero-copy``, ``copy``, ``no elements``, or the name of the exception; None where the producer has no such tensor.
 
@@ -251,14 +240,16 @@ def _common(cases: list, seen: dict) -> str:
     return ", ".join(named if named and not cases else [*named, "some others"])
 
 
-def table() -> str:
-    lines = ["| from | " + " | ".join(WAYS) + " |", "|---" * (len(WAYS) + 1) + "|"]
-    lines += [f"| {name} | " + " | ".join(summary(name, way) for way in WAYS) + " |" for name in PRODUCERS]
-    return "\n".join(lines) + "\n"
+HEAD = ["| from | " + " | ".join(WAYS) + " |", "|---" * (len(WAYS) + 1) + "|"]
+
+
+def line(producer: str) -> str:
+    """Of the table."""
+    return f"| {producer} | " + " | ".join(summary(producer, way) for way in WAYS) + " |"
 
 
 if __name__ == "__main__":
-    made = table()
+    made = "\n".join([*HEAD, *map(line, PRODUCERS)]) + "\n"
     print(made)
     if "--write" in sys.argv[1:]:
         text = DOCUMENT.read_text()

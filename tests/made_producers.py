@@ -165,6 +165,20 @@ class Legacy(Ignorant):
         return super().__dlpack__(max_version="nothing")
 
 
+class Wraps:
+    """What stands for ``inner``, a tensor of a type with an exchange table."""
+
+    __slots__ = ()
+
+
+class Wrapper(Wraps):
+
+    __dlpack_c_exchange_api__ = property(lambda self: self.inner)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+
 def object_at(pointer):
     return ctypes.cast(address_of(pointer), ctypes.py_object).value
 

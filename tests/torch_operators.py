@@ -18,6 +18,11 @@ from fastexchange.torch import offsets as torch_offsets
 torch_offsets.Guard._find_views = lambda self: self.why.setdefault("views", "unknown") == ""
 """
 """Makes PyTorch's tensors of a process such as are not read in memory."""
+WITHOUT_TABLE = """
+import torch
+for name in {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"} & {*vars(torch.Tensor)}:
+    delattr(torch.Tensor, name)
+"""
 needs_abi = pytest.mark.skipif(not torch_boxed._abi(), reason="PyTorch's C ABI lacks a function")
 
 

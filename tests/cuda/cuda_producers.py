@@ -83,15 +83,6 @@ class ExportsLegacy(Exports):
         return super().__dlpack__(stream=stream)
 
 
-class Wrapper:
-    """Stands for a tensor of a type with an exchange table."""
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    __dlpack_c_exchange_api__ = property(lambda self: self.inner)
-
-
 def reset_streams() -> None:
     """Let all frameworks work on the default streams."""
     for cls in (DeviceTensor, OtherTensor):

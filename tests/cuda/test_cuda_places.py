@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from children import at_once
 from cuda_checks import both_ways, check_order, launched, new_stream, ordered, traced
-from cuda_producers import FAILURES, HOST, MANAGED, ArrayInterface, Exports, FailingTensor, Wrapper
+from cuda_producers import FAILURES, HOST, MANAGED, ArrayInterface, Exports, FailingTensor
 from cuda_tensors import DeviceTensor, OtherTensor
 from launches import Interface, launch_cached
-from made_producers import Ledger
+from made_producers import Ledger, Wrapper
 from stub_processes import PACKAGES, run_package
 
 from fastexchange.cuda.driver import driver

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from comparing import numbers_of, what_is_launched, words_of
 from cuda_checks import all_given_back, both_ways, is_refused, launched
-from cuda_producers import ArrayInterface, Exports, ExportsLegacy, Wrapper
+from cuda_producers import ArrayInterface, Exports, ExportsLegacy
 from cuda_stub import Stub
 from cuda_tensors import DeviceTensor
 from launches import WARM, Interface, address, device_array, dispatcher_of, kernel_of
-from made_producers import Ledger, Text, capsule_name
+from made_producers import Ledger, Text, Wrapper, capsule_name
 from stub_processes import PACKAGES, is_installed
 from test_cuda_bytes import LAYOUTS
 

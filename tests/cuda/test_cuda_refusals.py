@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 from cuda_checks import all_given_back, both_ways, is_refused, traced
-from cuda_producers import CUDA, MANAGED, ArrayInterface, Exports, ExportsLegacy, Wrapper
+from cuda_producers import CUDA, MANAGED, ArrayInterface, Exports, ExportsLegacy
 from cuda_stub import Stub
 from cuda_tensors import DeviceTensor
 from frameworks import torch
 from launches import ExportedTensor, address
-from made_producers import Dunder, Ledger, Tabled, capsule, capsule_name, export_versioned
+from made_producers import Dunder, Ledger, Tabled, Wrapper, capsule, capsule_name, export_versioned
 
 
 class Own(Exception):

@@ -22,6 +22,7 @@ from frameworks import needs_torch, torch, tvm_ffi
 from hostile_producers import Gives, raising
 from interoperability import place
 from made_producers import TABLE_CAPSULE, Dunder, Ledger, Tabled, address_of, capsule, capsule_name, exchange_table, ffi
+from odd_things import NO_INNER
 from oracle import references_kept, type_and_message
 from raising import check_raises
 
@@ -289,8 +290,7 @@ def test_a_wrapper_is_asked_itself_where_it_forwards_to_nothing():
     wrapped = WithMethods(lambda: array)
     assert seen(wrapped)[1] == from_dlpack(wrapped).sum() == seen_unlocked(wrapped)[1] == 3.0 and not wrapped.asked
     ring = [WithMethods(lambda i=i: ring[(i + 1) % 3]) for i in range(3)]
-    makes = [lambda thing=thing: thing for thing in (
-        None, 3, 2.5, "text", [1.0], type("Bare", (), {})(), np.float64(1.0), Tabled, vars(Tabled)[ATTRIBUTE])]  # fmt: skip
+    makes = [lambda thing=thing: thing for thing in NO_INNER]
     errors = (RuntimeError, AttributeError, TypeError, BufferError, ZeroDivisionError)
     makes += [functools.partial(raising(error), None) for error in errors]
     for wrapped in (*map(WithMethods, makes), ring[0]):

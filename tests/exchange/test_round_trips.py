@@ -342,19 +342,14 @@ def test_a_target_that_fails(act, error, said):
 
 # ---- the table in the documentation ------------------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.parametrize("way", matrix.WAYS)
 @pytest.mark.parametrize("producer", matrix.PRODUCERS)
-def test_every_tensor_goes_in(producer, way):
-    """``outcome`` compares the elements; here, that nothing is refused without a reason."""
-    for layout in matrix.LAYOUTS:
+def test_every_tensor_goes_in(producer):
+    """With the same elements, nothing refused without a reason. The documentation's table is of Python 3.11, all frameworks."""
+    for way, layout in itertools.product(matrix.WAYS, matrix.LAYOUTS):
         for dtype, readonly in matrix.cases_in(layout, way):
             found = matrix.outcome(producer, way, dtype, layout, readonly)
-            assert found in (None, "zero-copy", "copy", "no elements"), (layout, dtype, readonly, found)
-
-
-@pytest.mark.slow
-def test_the_table_in_the_documentation_is_the_one_that_is_made():
-    if sys.version_info[:2] != (3, 11) or [*matrix.ALL_PRODUCERS, *matrix.ALL_WAYS] != [*matrix.PRODUCERS, *matrix.WAYS]:
-        pytest.skip("the table is of Python 3.11 with all frameworks")
-    written = matrix.DOCUMENT.read_text().split(matrix.BEGIN)[1].split(matrix.END)[0]
-    assert matrix.table() == written, "python tests/interoperability.py --write"
+            assert found in (None, "zero-copy", "copy", "no elements"), (way, layout, dtype, readonly, found)
+    if sys.version_info[:2] == (3, 11) and [*matrix.ALL_PRODUCERS, *matrix.ALL_WAYS] == [*matrix.PRODUCERS, *matrix.WAYS]:
+        head, first, *lines = matrix.DOCUMENT.read_text().split(matrix.BEGIN)[1].split(matrix.END)[0].splitlines()
+        assert [head, first] == matrix.HEAD and len(lines) == len(matrix.PRODUCERS), "python tests/interoperability.py --write"
+        assert matrix.line(producer) in lines, "python tests/interoperability.py --write"

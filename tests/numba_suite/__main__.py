@@ -16,7 +16,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="numba_suite", description=__doc__)
     parser.add_argument("modules", nargs="*", help="names in numba.tests, for example test_dispatcher; all without")
     parser.add_argument("--share", type=int, default=1, help="run every so-manieth test of each module")
-    parser.add_argument("--limit", type=float, default=300, help="seconds that a test may take")
+    parser.add_argument("--limit", type=float, default=900, help="seconds that a test may take")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes run at a time, a module in each")
     options = parser.parse_args()
     names = [name for name in modules() if not options.modules or name.rpartition(".")[2] in options.modules]

@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 
 from forked import fork_python  # noqa: E402
 from frameworks import has_table  # noqa: E402
-from interoperability import Wrapper  # noqa: E402
 from interpreter import FOR_TESTS, HERE, run_python  # noqa: E402
-from made_producers import Dunder, Ledger, tabled_type  # noqa: E402
+from made_producers import Dunder, Ledger, Wrapper, tabled_type  # noqa: E402
 from odd_tensors import ODD  # noqa: E402
 from oracle import new_kernel  # noqa: E402
 from raising import check_raises  # noqa: E402
+from torch_operators import WITHOUT_TABLE  # noqa: E402
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
@@ -231,10 +231,6 @@ def test_tensors_that_pytorch_does_not_export_are_not_kept():
 # ---- a PyTorch that is otherwise -------------------------------------------------------------------------------------
 WITHOUT_KEYS = "producer.Guard._find_keys = lambda self: False\n"
 WITHOUT_QUERIES = "producer.Guard._find_queries = lambda self: False\n"
-WITHOUT_TABLE = """
-for name in {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"} & {*vars(torch.Tensor)}:
-    delattr(torch.Tensor, name)
-"""
 OTHERWISE = {
     "its keys are not found": WITHOUT_KEYS, "it has no table": WITHOUT_TABLE,
     "it cannot be asked either": WITHOUT_KEYS + WITHOUT_QUERIES, "neither keys nor table": WITHOUT_KEYS + WITHOUT_TABLE,

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 import truth_table as truth  # noqa: E402
 from frameworks import has_versioned_capsules  # noqa: E402
 from nights import at_night  # noqa: E402
-from torch_operators import UNKNOWN  # noqa: E402
+from torch_operators import UNKNOWN, WITHOUT_TABLE  # noqa: E402
 from torch_truth import COLUMNS, ROWS, TABLE  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -16,15 +16,6 @@ OURS = [truth.DLPACK, truth.FAST_ARGS]
 TITLES = [row.title for row in ROWS]
 OF_ITS_INSIDES = ("nested, strided", "inside `torch.vmap`", "inside `torch.func.jvp`")
 """Tensors for which PyTorch's ``__dlpack__`` fails in its insides, by a RuntimeError, and a kernel says what they are."""
-
-
-WITHOUT_TABLE = """
-import torch
-from fastexchange import explain
-for name in {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"} & {*vars(torch.Tensor)}:
-    delattr(torch.Tensor, name)
-assert "to_dlpack" in str(explain(torch.ones(3)))
-"""
 
 
 def in_a_process_after(prelude: str) -> dict[str, str]:
