@@ -172,9 +172,8 @@ def test_each_promise_has_tests_that_run_by_default():
 
 INSTALLED = {
     "apache-tvm-ffi": "tvm_ffi", "cuda-core": "cuda.core.utils", "jax": "jax.numpy", "ml-dtypes": "ml_dtypes",
-    "numba-cuda": "numba.cuda",
-    "numba-cuda-mlir": "numba_cuda_mlir.cuda", "paddlepaddle": "paddle", "pandas": "pandas", "pyarrow": "pyarrow",
-    "torch": "torch",
+    "numba-cuda": "numba.cuda", "numba-cuda-mlir": "numba_cuda_mlir.cuda", "paddlepaddle": "paddle", "pandas": "pandas",
+    "pyarrow": "pyarrow", "torch": "torch",
 }  # fmt: skip
 
 

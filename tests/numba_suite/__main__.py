@@ -20,8 +20,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="how many processes run at a time, a module in each")
     options = parser.parse_args()
     names = [name for name in modules() if not options.modules or name.rpartition(".")[2] in options.modules]
-    if not names or len(names) < len(options.modules):
-        parser.error(f"of {options.modules or 'all'} Numba has {names}")
+    if missing := {*options.modules} - {name.rpartition(".")[2] for name in names}:
+        parser.error(f"numba.tests has no {', '.join(missing)}")
     known, total, began = listed(), Comparison({}, {}, {}, {}), time.monotonic()
 
     def compared(name):

@@ -18,14 +18,19 @@ OF_ITS_INSIDES = ("nested, strided", "inside `torch.vmap`", "inside `torch.func.
 """Tensors for which PyTorch's ``__dlpack__`` fails in its insides, by a RuntimeError, and a kernel says what they are."""
 
 
-def in_a_process_after(prelude: str) -> dict[str, str]:
+SHOWN_BY = {WITHOUT_TABLE: "'to_dlpack' in str(fastexchange.explain(torch.ones(3)))", UNKNOWN: "not offsets.guard().knows_views"}
+"""Changes of a process, and what is true after them."""
+
+
+def in_a_process_after(change: str) -> dict[str, str]:
     """What a kernel does there, by row."""
     ours = COLUMNS.index(truth.FAST_ARGS)
-    with truth.stage_of(TABLE, prelude) as stage:
+    shown = f"import fastexchange, torch\nfrom fastexchange.torch import offsets\nassert {SHOWN_BY[change]}\n"
+    with truth.stage_of(TABLE, change + shown) as stage:
         return {row.title: truth.filled(stage, [(number, ours)])[0] for number, row in enumerate(ROWS)}
 
 
-SHORT, WHOLE = (OURS, [WITHOUT_TABLE]), ([], [WITHOUT_TABLE, UNKNOWN])
+SHORT, WHOLE = (OURS, [WITHOUT_TABLE]), ([], [*SHOWN_BY])
 
 
 @pytest.mark.parametrize("asked", at_night([SHORT, WHOLE], SHORT), ids=["ours", "all"])
